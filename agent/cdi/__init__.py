@@ -1,0 +1,1 @@
+"""What this host publishes: specs, profiles, the state that is wanted, and the files on disk."""

@@ -1,0 +1,1 @@
+"""The loop: messages come in, a pass looks, decides and acts."""

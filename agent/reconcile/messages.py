@@ -1,0 +1,82 @@
+"""What reaches the reconciler, and the bounded queue through which it comes.
+
+Everyone but the reconciler's own task sends messages and reads snapshots. Hints may be lost (a
+full queue turns them into one "look at everything", as an overflow of the socket does); nothing
+else may.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from collections import Counter
+
+from agent.host.model import Hint
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Stop:
+    """The last message: end after the pass that is under way."""
+
+
+Message = Hint | Stop
+
+
+class Inbox:
+    """The bounded queue between everything that happens and the one task that reacts.
+
+    Args:
+        size: How many messages may wait.
+    """
+
+    def __init__(self, size: int = 4096) -> None:
+        self._queue: asyncio.Queue[Message] = asyncio.Queue(maxsize=size)
+        self._lost: Hint | None = None
+        self.received: Counter[str] = Counter()
+        """Hints by reason, lost ones included."""
+        self.overflows = 0
+        """How often the queue went from not full to full."""
+
+    def __len__(self) -> int:
+        """How many messages wait."""
+        return self._queue.qsize()
+
+    def hint(self, hint: Hint) -> None:
+        """Add a hint; never blocks and never fails."""
+        self.received[hint.reason] += 1
+        try:
+            self._queue.put_nowait(hint)
+        except asyncio.QueueFull:
+            if self._lost is None:
+                self.overflows += 1
+                self._lost = Hint(
+                    reason="queue-full", everything=True, received=hint.received
+                )
+
+    def stop(self) -> None:
+        """Ask the reconciler to end; hints that still wait may be dropped for it."""
+        while True:
+            try:
+                self._queue.put_nowait(Stop())
+            except asyncio.QueueFull:
+                self._queue.get_nowait()
+            else:
+                return
+
+    async def batch(self, timeout: float | None) -> list[Message]:
+        """Everything that waits, after waiting for one message; empty if none came in time.
+
+        Args:
+            timeout: Seconds; None waits without limit.
+        """
+        messages: list[Message] = []
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                messages.append(await self._queue.get())
+        while not self._queue.empty():
+            messages.append(self._queue.get_nowait())
+        if self._lost is not None:
+            messages.append(self._lost)
+            self._lost = None
+        return messages
