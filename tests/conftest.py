@@ -3,8 +3,8 @@
 - `no_blocking_calls`: a blocking call that agent code makes in the event loop raises.
 - `nothing_left_behind`: a test that leaves a thread, a child process, an open file or a task fails.
   Fixtures of a wider scope are set up before it looks, so what they keep open is theirs.
-- A marker (`netns`, `podman`, ...) names what a test needs of the machine. What is missing is a skip
-  with its reason at home, and a failure where CI=true: there nothing may be left out unnoticed.
+- A marker (`netns`, `podman`, ...) names what a test needs of the machine. What is missing is a
+  skip with its reason at home, and a failure where CI=true: there nothing is left out unnoticed.
 - Hypothesis is derandomised in CI, so that a red run is red again.
 """
 
@@ -34,7 +34,7 @@ hypothesis.settings.load_profile("ci" if IN_CI else "home")
 
 # --- what a test needs of the machine -------------------------------------------------------------
 
-# Programs by marker. Containers run in namespaces that the test makes, so `podman` includes `netns`.
+# Programs by marker. Containers run in namespaces that the test makes: `podman` includes `netns`.
 PROGRAMS = {
     "guest": ("qemu-system-x86_64", "qemu-img", "debootstrap", "mkfs.ext4"),
     "netns": ("unshare", "mount"),
