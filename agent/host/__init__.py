@@ -1,1 +1,1 @@
-"""What this host has: PCI functions and their nodes, read from /sys and /dev, and the kernel's news."""
+"""What this host has: PCI functions and their nodes, read from /sys and /dev, and the news."""

@@ -12,7 +12,7 @@ import dataclasses
 import enum
 import re
 from collections.abc import Iterable, Mapping
-from typing import Final, NewType
+from typing import Final, NewType, Self
 
 Address = NewType("Address", str)
 """A PCI address, lower case: ``0000:03:00.0``; the domain has 4 to 8 hex digits."""
@@ -20,8 +20,10 @@ Address = NewType("Address", str)
 _ADDRESS: Final = r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
 ADDRESS_PATTERN: Final = re.compile(_ADDRESS)
 _LAST_ADDRESS: Final = re.compile(rf".*/({_ADDRESS})(?:/|$)", re.DOTALL)
+_PCIE_ROOT: Final = re.compile(r"/(pci[0-9a-f]{4,8}:[0-9a-f]{2})(?=/)")
 
-EMPTY: Final[Mapping[str, object]] = {}
+_BRIDGE: Final = 0x06
+"""The base class of bridges, in the upper 8 bits of the class."""
 
 
 def parse_address(text: str) -> Address:
@@ -49,6 +51,12 @@ def address_in_devpath(devpath: str) -> Address | None:
     """
     match = _LAST_ADDRESS.match(devpath)
     return None if match is None else Address(match[1])
+
+
+def pcie_root_of(devpath: str) -> str | None:
+    """The root complex in a sysfs device path: its first part such as ``pci0000:00``."""
+    match = _PCIE_ROOT.search(devpath)
+    return None if match is None else match[1]
 
 
 def slot_of(address: Address) -> str:
@@ -86,7 +94,7 @@ class DeviceNumber(tuple[int, int]):
 
     __slots__ = ()
 
-    def __new__(cls, major: int, minor: int) -> DeviceNumber:
+    def __new__(cls, major: int, minor: int) -> Self:
         """Pair the two."""
         return super().__new__(cls, (major, minor))
 
@@ -176,7 +184,7 @@ class Function:
     @property
     def is_bridge(self) -> bool:
         """Whether it is a bridge; bridges do not count for the viability of an IOMMU group."""
-        return self.class_code >> 16 == 0x06
+        return self.class_code >> 16 == _BRIDGE
 
     @property
     def is_vf(self) -> bool:
@@ -191,8 +199,7 @@ class Function:
         (``vfio-pci`` and variants such as ``xe-vfio-pci``).
         """
         return self.has_vfio_dev or (
-            self.driver is not None
-            and "vfio" in normalise_driver(self.driver).split("-")
+            self.driver is not None and "vfio" in normalise_driver(self.driver).split("-")
         )
 
     def nodes_of(self, *roles: NodeRole) -> tuple[Node, ...]:
@@ -201,7 +208,7 @@ class Function:
 
 
 def normalise_driver(name: str) -> str:
-    """One spelling for a driver and its module: the module ``vfio_pci`` has the driver ``vfio-pci``."""
+    """One spelling for a driver and its module: ``vfio_pci`` has the driver ``vfio-pci``."""
     return name.replace("_", "-")
 
 

@@ -1,0 +1,448 @@
+"""A host as a file: the facts of one look, as YAML that a person can read, mail and correct.
+
+``scan --capture`` writes it, ``tests/hosts`` collects such files, ``simulate`` builds the host
+again from one. It holds what ``host.model`` knows of every PCI function and no more: no serial
+number, no host name, no network address, no inode. What follows from something else is not
+written (the PCIe root from the path, a modalias from the ids), and what is usual is left out, so
+a bridge takes one line.
+
+Reading is strict: an unknown key, a wrong type, a key given twice or a host that cannot exist is
+a ``CaptureError`` that names the key. Every scalar is read as text and then as its field's type,
+because YAML 1.1 takes an unquoted ``226:0`` or ``0000:03:00.0`` for a number to the base 60.
+Aliases are refused and depth is bounded, so no small file becomes a large one.
+"""
+
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any, Final
+
+import msgspec
+import yaml
+
+from agent.errors import CaptureError
+from agent.host.model import (
+    ADDRESS_PATTERN,
+    Address,
+    DeviceNumber,
+    Environment,
+    Function,
+    Inventory,
+    Link,
+    Node,
+    NodeRole,
+    NodeState,
+    Orphan,
+    pcie_root_of,
+)
+
+VERSION: Final = 1
+MAX_BYTES: Final = 8 * 2**20
+"""A host with 512 GPUs takes about 200 KiB."""
+_MAX_DEPTH: Final = 12
+
+_AddressText = Annotated[str, msgspec.Meta(pattern=rf"^{ADDRESS_PATTERN.pattern}$")]
+_IdText = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{4}:[0-9a-f]{4}$")]
+_ClassText = Annotated[str, msgspec.Meta(pattern=r"^0x[0-9a-f]{6}$")]
+_NumberText = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,4}:[0-9]{1,7}$")]
+_Devpath = Annotated[str, msgspec.Meta(pattern=r"^/devices(/[^/\x00]+)+$", max_length=4096)]
+_DevPath = Annotated[str, msgspec.Meta(pattern=r"^/dev(/[^/\x00]+)+$", max_length=4096)]
+_Name = Annotated[str, msgspec.Meta(pattern=r"^[^/\x00]+$", max_length=255)]
+_Natural = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
+
+
+class _Part(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """What all parts of a capture have in common: immutable, strict, brief."""
+
+
+class CapturedNode(_Part, frozen=True):
+    """A node in /dev; by default it is there and udev has dealt with it."""
+
+    role: NodeRole
+    name: _Name
+    path: _DevPath
+    number: _NumberText | None = None
+    state: NodeState = NodeState.PRESENT
+    settled: bool = True
+
+    def fact(self) -> Node:
+        """The fact that it was written from."""
+        number = None
+        if self.number is not None:
+            major, minor = map(int, self.number.split(":"))
+            number = DeviceNumber(major, minor)
+        return Node(self.role, self.name, self.path, number, self.state, self.settled)
+
+
+class CapturedLink(_Part, frozen=True):
+    """A link that udev made to a node."""
+
+    path: _DevPath
+    target: _DevPath
+
+
+class CapturedFunction(_Part, frozen=True):
+    """A PCI function."""
+
+    address: _AddressText
+    devpath: _Devpath
+    id: _IdText
+    """Vendor and device: ``8086:e212``."""
+    class_code: _ClassText = msgspec.field(name="class")
+    subsystem: _IdText | None = None
+    revision: _Natural | None = None
+    driver: _Name | None = None
+    vfio_dev: bool = False
+    """sysfs has ``vfio-dev/`` below it."""
+    boot_vga: bool | None = None
+    numa_node: _Natural | None = None
+    iommu_group: _Natural | None = None
+    physfn: _AddressText | None = None
+    virtfns: tuple[_AddressText, ...] = ()
+    nodes: tuple[CapturedNode, ...] = ()
+    """Nodes below it, and the node of its IOMMU group while a VFIO driver has it."""
+    links: tuple[CapturedLink, ...] = ()
+
+    def fact(self, inode: int) -> Function:
+        """The fact that it was written from, with an inode, which no capture holds."""
+        vendor, device = (int(part, 16) for part in self.id.split(":"))
+        sub_vendor, sub_device = (
+            (None, None)
+            if self.subsystem is None
+            else (int(part, 16) for part in self.subsystem.split(":"))
+        )
+        return Function(
+            address=Address(self.address),
+            devpath=self.devpath,
+            vendor=vendor,
+            device=device,
+            class_code=int(self.class_code, 16),
+            subsystem_vendor=sub_vendor,
+            subsystem_device=sub_device,
+            revision=self.revision,
+            driver=self.driver,
+            boot_vga=self.boot_vga,
+            numa_node=self.numa_node,
+            pcie_root=pcie_root_of(self.devpath),
+            iommu_group=self.iommu_group,
+            physfn=None if self.physfn is None else Address(self.physfn),
+            virtfns=tuple(map(Address, self.virtfns)),
+            nodes=tuple(node.fact() for node in self.nodes),
+            links=tuple(Link(link.path, link.target) for link in self.links),
+            has_vfio_dev=self.vfio_dev,
+            inode=inode,
+        )
+
+
+class CapturedOrphan(_Part, frozen=True):
+    """A DRM or accel node without a PCI function."""
+
+    node: CapturedNode
+    devpath: _Devpath
+    """The path of the node's own folder below /sys."""
+    driver: _Name | None = None
+
+
+class CapturedDrop(_Part, frozen=True):
+    """A function that could not be read."""
+
+    address: _AddressText
+    reason: str
+
+
+class CapturedEnvironment(_Part, frozen=True):
+    """What the host offers around its devices."""
+
+    devtmpfs: bool = True
+    udevd: bool = True
+    udev_queue: bool = False
+    iommu: bool = False
+
+
+class Capture(_Part, frozen=True):
+    """The facts of a host."""
+
+    version: int
+    description: str = ""
+    """What host this is, in a person's words."""
+    kernel: str | None = None
+    """The kernel's release as far as it names no build: ``6.12.48``."""
+    environment: CapturedEnvironment = CapturedEnvironment()
+    functions: tuple[CapturedFunction, ...] = ()
+    shared: tuple[CapturedNode, ...] = ()
+    """Nodes that belong to no single function: ``/dev/vfio/vfio``, ``/dev/kfd``, …"""
+    orphans: tuple[CapturedOrphan, ...] = ()
+    dropped: tuple[CapturedDrop, ...] = ()
+
+    def inventory(self) -> Inventory:
+        """The inventory that it was written from, with other inodes."""
+        return Inventory(
+            functions={
+                Address(function.address): function.fact(inode)
+                for inode, function in enumerate(self.functions, start=1)
+            },
+            shared={node.path: node.fact() for node in self.shared},
+            orphans=tuple(
+                Orphan(orphan.node.fact(), orphan.devpath, orphan.driver) for orphan in self.orphans
+            ),
+            dropped={Address(drop.address): drop.reason for drop in self.dropped},
+            environment=Environment(
+                devtmpfs=self.environment.devtmpfs,
+                udevd=self.environment.udevd,
+                udev_queue=self.environment.udev_queue,
+                iommu=self.environment.iommu,
+            ),
+        )
+
+
+# --- writing --------------------------------------------------------------------------------------
+
+
+def capture(inventory: Inventory, *, description: str = "", kernel: str | None = None) -> Capture:
+    """Put the facts of a full look into the form of a file.
+
+    Args:
+        inventory: The facts.
+        description: What host this is, in a person's words.
+        kernel: The kernel's release; what follows its numbers may name a host and is cut off.
+    """
+    release = None if kernel is None else re.match(r"[0-9]+(\.[0-9]+)*", kernel)
+    environment = inventory.environment
+    return Capture(
+        version=VERSION,
+        description=description,
+        kernel=None if release is None else release[0],
+        environment=CapturedEnvironment(
+            devtmpfs=environment.devtmpfs,
+            udevd=environment.udevd,
+            udev_queue=environment.udev_queue,
+            iommu=environment.iommu,
+        ),
+        functions=tuple(map(_captured_function, inventory.functions.values())),
+        shared=tuple(map(_captured_node, inventory.shared.values())),
+        orphans=tuple(
+            CapturedOrphan(
+                node=_captured_node(orphan.node), devpath=orphan.devpath, driver=orphan.driver
+            )
+            for orphan in inventory.orphans
+        ),
+        dropped=tuple(
+            CapturedDrop(address=address, reason=reason)
+            for address, reason in inventory.dropped.items()
+        ),
+    )
+
+
+def dump(captured: Capture) -> str:
+    """Write a capture as YAML: the same facts give the same text."""
+    data = msgspec.to_builtins(captured)
+    if not data["environment"]:
+        del data["environment"]  # msgspec leaves out what is equal to its default but for Structs
+    text: str = yaml.dump(
+        data,
+        Dumper=_Dumper,
+        default_flow_style=None,  # what holds no other collection takes one line
+        sort_keys=False,
+        allow_unicode=True,
+        width=2**20,
+    )
+    return "# The facts of a host, written by `cdi-agent scan --capture`.\n" + text
+
+
+class _Dumper(yaml.CSafeDumper):
+    """Writes no aliases: a file that repeats itself stays readable, and ours refuses them."""
+
+    def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002 - PyYAML hands it over
+        return True
+
+
+def _captured_node(node: Node) -> CapturedNode:
+    return CapturedNode(
+        role=node.role,
+        name=node.name,
+        path=node.path,
+        number=None if node.number is None else str(node.number),
+        state=node.state,
+        settled=node.settled,
+    )
+
+
+def _captured_function(function: Function) -> CapturedFunction:
+    subsystem = None
+    if function.subsystem_vendor is not None and function.subsystem_device is not None:
+        subsystem = f"{function.subsystem_vendor:04x}:{function.subsystem_device:04x}"
+    return CapturedFunction(
+        address=function.address,
+        devpath=function.devpath,
+        id=function.pci_id,
+        class_code=f"0x{function.class_code:06x}",
+        subsystem=subsystem,
+        revision=function.revision,
+        driver=function.driver,
+        vfio_dev=function.has_vfio_dev,
+        boot_vga=function.boot_vga,
+        numa_node=function.numa_node,
+        iommu_group=function.iommu_group,
+        physfn=function.physfn,
+        virtfns=function.virtfns,
+        nodes=tuple(map(_captured_node, function.nodes)),
+        links=tuple(CapturedLink(path=link.path, target=link.target) for link in function.links),
+    )
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+def load(path: str | os.PathLike[str]) -> Capture:
+    """Read the capture in a file.
+
+    Raises:
+        CaptureError: It cannot be read, or does not have the form of a capture.
+    """
+    name = os.fspath(path)
+    try:
+        # Without O_NONBLOCK a FIFO would keep us waiting for a writer.
+        fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        with open(fd, "rb") as file:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise CaptureError(f"{name} is not a file")
+            content = file.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise CaptureError(f"{name!r} cannot be read: {reason}") from error
+    if len(content) > MAX_BYTES:
+        raise CaptureError(f"{name} is longer than {MAX_BYTES} bytes: not a captured host")
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        raise CaptureError(f"{name} is not UTF-8 text: byte {error.start} is wrong") from error
+    return parse(text, origin=name)
+
+
+def parse(text: str, *, origin: str = "capture") -> Capture:
+    """Read a capture.
+
+    Args:
+        text: What ``dump`` wrote, perhaps edited.
+        origin: What to call it in an error.
+
+    Raises:
+        CaptureError: It does not have the form of a capture; the sentence names the key.
+    """
+    try:
+        _refuse_growth(text)
+        root = yaml.compose(text, Loader=yaml.CBaseLoader)
+        data = _plain(root)
+    except _Fault as fault:
+        raise CaptureError(f"{origin}:{fault.line}: {fault}") from None
+    except yaml.MarkedYAMLError as error:
+        line = "" if error.problem_mark is None else f":{error.problem_mark.line + 1}"
+        raise CaptureError(f"{origin}{line}: {error.problem}") from error
+    except yaml.YAMLError as error:  # as of a control character, which has no line
+        raise CaptureError(f"{origin}: {' '.join(str(error).split())}") from error
+    version = data.get("version") if isinstance(data, dict) else None
+    if version != str(VERSION):
+        found = "has none" if version is None else f"has {str(version)[:20]!r}"
+        raise CaptureError(
+            f"{origin}: a captured host begins with `version: {VERSION}`, this {found}",
+            hint=None if version is None else "a newer cdi-agent may have written it",
+        )
+    try:
+        captured = msgspec.convert(data, Capture, strict=False)
+    except msgspec.ValidationError as error:
+        # "… - at `$.functions[0].id`": the path is part of the message
+        problem, _, key = str(error).partition(" - at `$")
+        place = _line_of(root, key.rstrip("`"))
+        where = f"{key.strip('.`')}: " if key else ""
+        raise CaptureError(f"{origin}:{place}: {where}{problem}") from error
+    for where, problem in _impossible(captured):
+        raise CaptureError(f"{origin}: {where}: {problem}")
+    return captured
+
+
+class _Fault(Exception):  # noqa: N818 - never leaves this module
+    """What is wrong with the text, and in which line."""
+
+    def __init__(self, problem: str, place: yaml.Event | yaml.Node) -> None:
+        super().__init__(problem)
+        self.line = 1 if place.start_mark is None else place.start_mark.line + 1
+
+
+def _refuse_growth(text: str) -> None:
+    """Refuse, event by event, what would be larger or deeper in memory than in the file."""
+    depth = 0
+    for event in yaml.parse(text, Loader=yaml.CBaseLoader):
+        if isinstance(event, yaml.AliasEvent):
+            raise _Fault("aliases have no place in a captured host", event)
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+            if depth > _MAX_DEPTH:
+                raise _Fault("nested too deeply for a captured host", event)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+
+
+def _plain(node: yaml.Node | None) -> Any:  # noqa: ANN401 - what YAML holds, until it has a type
+    """Turn YAML's nodes into lists, mappings and text, refusing a key that is given twice."""
+    match node:
+        case yaml.MappingNode():
+            mapping: dict[str, Any] = {}
+            for key, value in node.value:
+                if not isinstance(key, yaml.ScalarNode):
+                    raise _Fault("a key is a word", key)
+                if key.value in mapping:
+                    raise _Fault(f"{key.value!r} is given twice", key)
+                mapping[key.value] = _plain(value)
+            return mapping
+        case yaml.SequenceNode():
+            return [_plain(item) for item in node.value]
+        case yaml.ScalarNode():
+            return node.value
+        case _:
+            return None
+
+
+def _line_of(root: yaml.Node | None, key: str) -> int:
+    """The line of ``.functions[0].id`` in the file, or of as much of it as there is."""
+    node = root
+    for word, index in re.findall(r"\.([^.\[]+)|\[([0-9]+)\]", key):
+        if word and isinstance(node, yaml.MappingNode):
+            values = [value for name, value in node.value if name.value == word]
+            node = values[0] if values else node
+        elif index and isinstance(node, yaml.SequenceNode):
+            node = node.value[int(index)]
+    return 1 if node is None else node.start_mark.line + 1
+
+
+def _impossible(captured: Capture) -> Iterator[tuple[str, str]]:
+    """Find what no host can have, as (key, why): a test must not speak of such a world."""
+    known = {function.address: function for function in captured.functions}
+    for word, index in _twice(function.address for function in captured.functions):
+        yield f"functions[{index}].address", f"{word} is there twice"
+    for index, function in enumerate(captured.functions):
+        where = f"functions[{index}]"
+        if function.devpath.rpartition("/")[2] != function.address:
+            yield f"{where}.devpath", f"does not end in {function.address}"
+        physfn = None if function.physfn is None else known.get(function.physfn)
+        if physfn is not None and function.address not in physfn.virtfns:
+            yield f"{where}.physfn", f"{physfn.address} has no such VF"
+        for place, address in enumerate(function.virtfns):
+            virtfn = known.get(address)
+            if virtfn is not None and virtfn.physfn != function.address:
+                yield f"{where}.virtfns[{place}]", f"{address} is no VF of {function.address}"
+        for path, place in _twice(node.path for node in function.nodes):
+            yield f"{where}.nodes[{place}].path", f"{path} is there twice"
+    for path, number in _twice(node.path for node in captured.shared):
+        yield f"shared[{number}].path", f"{path} is there twice"
+
+
+def _twice(words: Iterable[str]) -> Iterator[tuple[str, int]]:
+    """Each word that came before, with its position."""
+    seen: set[str] = set()
+    for index, word in enumerate(words):
+        if word in seen:
+            yield word, index
+        seen.add(word)
