@@ -7,8 +7,6 @@ others once. Errors of the operating system are wrapped at the boundary where th
 original as the cause; nothing above that boundary looks at an errno.
 """
 
-from __future__ import annotations
-
 import enum
 from typing import ClassVar
 
@@ -77,6 +75,13 @@ class SourceError(AgentError):
     code = "source"
     retryable = True
     exit_code = ExitCode.OS
+
+
+class SourceUnavailableError(SourceError):
+    """This process can never open a source of events: it may not, or libudev is missing."""
+
+    code = "source-unavailable"
+    retryable = False
 
 
 class CaptureError(AgentError):

@@ -1,0 +1,427 @@
+"""News from the kernel and from udev, as hints; the only importer of pyudev.
+
+Owns one netlink socket of libudev per source. A message is a hint on its first line
+(`host.uevent`): five of its values are read, and nothing else of a pyudev ``Device``, whose
+properties and driver are a snapshot that may be long untrue.
+
+What may never happen is silence that nobody notices:
+
+- **Overflow.** The kernel drops what the socket cannot hold and sets ENOBUFS, which then makes
+  every ``poll`` of pyudev fail, for ever. Asking a second handle of the same socket for SO_ERROR
+  reads the error and clears it; the reader goes on, and one look at everything makes up for the
+  loss.
+- **Deafness.** Without udevd's control file, libudev joins no multicast group and says nothing.
+  The socket's own address tells: no group, no messages. The state says so, the source is opened
+  again and again, and each attempt asks for a look at everything.
+- **Death.** Any other error of the socket closes it; it is opened anew, with growing delay.
+
+The order that matters: a source is opened (and collects messages) before the first look, and every
+time it is opened *again* a look at everything follows.
+
+A storm is met three times: libudev's filter keeps other subsystems out, messages that say the same
+are one hint per batch, and a batch is bounded, so that the loop's other tasks get their turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import errno
+import functools
+import os
+import socket
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection
+from typing import Final, NoReturn, Protocol, Self, cast
+
+import pyudev
+import structlog
+
+from agent.errors import SourceUnavailableError
+from agent.host.model import DeviceNumber, Hint
+from agent.host.uevent import ACTIONS, OTHER, SUBSYSTEMS, Message, Source, hint_of
+
+BATCH: Final = 128
+"""Messages read before the loop's other tasks have their turn: about 3 ms."""
+FIRST_DELAY: Final = 0.25
+LONGEST_DELAY: Final = 30.0
+"""Seconds between attempts to open a source; the longest is also how long a change can stay unseen
+while none succeeds."""
+QUIET: Final = 60.0
+"""Seconds between two log lines about the same trouble; every case is counted."""
+
+_NETLINK_KOBJECT_UEVENT: Final = 15
+_PASSING: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN})
+"""Errors of ``socket()`` that trying again can cure; the others say that it is not allowed here."""
+
+_log = structlog.get_logger(__name__)
+
+
+class SourceState(enum.StrEnum):
+    """Whether a source hears anything."""
+
+    UP = "up"
+    DEAF = "deaf"
+    """The socket is open and belongs to no multicast group: nothing will ever come."""
+    DOWN = "down"
+    """There is no socket."""
+
+
+class _Uevent(Protocol):
+    """The part of ``pyudev.Device`` that may be used: what the message itself holds."""
+
+    @property
+    def action(self) -> str | None: ...
+    @property
+    def device_path(self) -> str: ...
+    @property
+    def subsystem(self) -> str | None: ...
+    @property
+    def device_node(self) -> str | None: ...
+    @property
+    def device_number(self) -> int: ...
+
+
+def _read_message(uevent: _Uevent) -> Message:
+    """Read what a hint needs; each value costs about a microsecond, so nothing else is read.
+
+    Raises:
+        ValueError: A value is not text.
+    """
+    number = uevent.device_number  # packed; 0 is none
+    return Message(
+        action=uevent.action or "",
+        devpath=uevent.device_path,
+        subsystem=uevent.subsystem or "",
+        node=uevent.device_node,
+        number=DeviceNumber(os.major(number), os.minor(number)) if number else None,
+    )
+
+
+@functools.cache
+def _context() -> object:
+    """Load libudev, once: finding the library runs ldconfig.
+
+    Raises:
+        SourceUnavailableError: There is no libudev.
+    """
+    try:
+        return cast("object", pyudev.Context())
+    except ImportError as error:
+        raise SourceUnavailableError(
+            "the library libudev.so.1 cannot be loaded", hint="install libudev1 (or systemd-libs)"
+        ) from error
+
+
+class Connection(Protocol):
+    """One open socket of a source."""
+
+    @property
+    def deaf(self) -> bool:
+        """Whether it belongs to no multicast group, so that nothing will ever come."""
+
+    def fileno(self) -> int:
+        """The descriptor to wait on."""
+
+    def receive(self) -> Message | None:
+        """The next message, or None if none waits.
+
+        Raises:
+            ValueError: It was malformed.
+            OSError: The socket has an error.
+        """
+
+    def pending_error(self) -> int:
+        """Read and clear the socket's error: an errno, or 0."""
+
+    def close(self) -> None:
+        """Close it."""
+
+
+class _Netlink(Protocol):
+    """The part of ``pyudev.Monitor`` that is used. Dropping the last reference closes it."""
+
+    def fileno(self) -> int: ...
+    def filter_by(self, subsystem: str) -> None: ...
+    def set_receive_buffer_size(self, size: int) -> None: ...
+    def start(self) -> None: ...
+    def poll(self, timeout: float) -> _Uevent | None: ...
+
+
+class _UdevConnection:
+    """libudev's handle to read by, and our own of the same socket, to ask the kernel about it.
+
+    Raises:
+        SourceUnavailableError: This process cannot have such a socket.
+        OSError: It cannot have one now.
+    """
+
+    def __init__(
+        self, source: Source, subsystems: Collection[str], receive_buffer: int | None
+    ) -> None:
+        context = _context()
+        try:
+            # libudev does not say why it fails; the same system call does.
+            socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_KOBJECT_UEVENT).close()
+        except OSError as error:
+            if error.errno in _PASSING:
+                raise
+            raise SourceUnavailableError(
+                f"no socket for device events ({source}): {error.strerror}",
+                hint="the service must be allowed AF_NETLINK (RestrictAddressFamilies=)",
+            ) from error
+        netlink = cast("_Netlink", pyudev.Monitor.from_netlink(context, source))
+        for subsystem in sorted(subsystems):
+            netlink.filter_by(subsystem)
+        if receive_buffer is not None:
+            try:
+                netlink.set_receive_buffer_size(receive_buffer)
+            except PermissionError:  # above net.core.rmem_max, without CAP_NET_ADMIN
+                _log.info("receive buffer stays as it is", source=source, wanted=receive_buffer)
+        netlink.start()
+        self._netlink: _Netlink | None = netlink
+        self._socket = socket.socket(fileno=os.dup(netlink.fileno()))
+
+    @property
+    def deaf(self) -> bool:
+        groups: int = self._socket.getsockname()[1]
+        return groups == 0
+
+    def fileno(self) -> int:
+        return self._socket.fileno()  # ours, so that its life is in our hands
+
+    def receive(self) -> Message | None:
+        if self._netlink is None:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        try:
+            uevent = self._netlink.poll(timeout=0)
+            # Never `if not uevent`: a Device is a Mapping, and its length is slow to find.
+            return None if uevent is None else _read_message(uevent)
+        except (OverflowError, MemoryError) as error:  # pyudev's names for two errnos
+            raise ValueError(str(error)) from error
+
+    def pending_error(self) -> int:
+        return self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+
+    def close(self) -> None:
+        self._socket.close()
+        self._netlink = None
+
+
+class Monitor:
+    """One source of events: reads its messages on the event loop and hands on hints.
+
+    Made by `open`, driven by `run`, ended by cancelling that. The counters grow for as long as the
+    object lives, whatever happens to the socket.
+
+    Args:
+        source: Whom it listens to.
+        emit: Takes each hint, in the loop's thread; must neither block nor raise.
+        connect: Opens the socket; raises what the real socket raises.
+        subsystems: What ``connect`` listens to: the closed set of labels of `events`.
+        batch: How many messages are read before the loop's other tasks have their turn.
+        sleep: Waits between two attempts to open the socket.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        emit: Callable[[Hint], None],
+        connect: Callable[[], Connection],
+        *,
+        subsystems: Collection[str] = SUBSYSTEMS,
+        batch: int = BATCH,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+    ) -> None:
+        self.source: Final = source
+        self.state = SourceState.DOWN
+        self.events: Counter[tuple[str, str]] = Counter()
+        """Messages by (subsystem, action); both from closed sets, the rest is ``other``."""
+        self.overflows = 0
+        """How often the kernel said that it dropped messages."""
+        self.malformed = 0
+        """Messages that could not be read."""
+        self.opened = 0
+        """How often the socket was opened and could hear."""
+        self._emit = emit
+        self._connect = connect
+        self._subsystems = frozenset(subsystems)
+        self._batch = batch
+        self._sleep = sleep
+        self._connection: Connection | None = None
+        self._announced: SourceState | None = None
+        self._trouble_logged: dict[str, float] = {}
+
+    @classmethod
+    def open(
+        cls,
+        source: Source,
+        emit: Callable[[Hint], None],
+        *,
+        subsystems: Collection[str] = SUBSYSTEMS,
+        receive_buffer: int | None = None,
+    ) -> Self:
+        """Open a source: from here on its messages are collected, for `run` to read.
+
+        Open before the first look, and before the loop runs or in a thread: the first source that
+        a process opens runs ldconfig. Emits nothing. A source that is deaf, or cannot be opened
+        now, is not an error: its state says so, and `run` tries again.
+
+        Args:
+            source: Whom to listen to.
+            emit: Takes each hint, in the loop's thread; must neither block nor raise.
+            subsystems: `SUBSYSTEMS`, and what profiles need beyond them.
+            receive_buffer: Bytes that the kernel may keep for this socket. None leaves libudev's
+                choice: 128 MiB with CAP_NET_ADMIN, else 8 MiB, about 20,000 messages.
+
+        Raises:
+            SourceUnavailableError: This process can never open it.
+        """
+        connect = functools.partial(_UdevConnection, source, subsystems, receive_buffer)
+        monitor = cls(source, emit, connect, subsystems=subsystems)
+        monitor.listen()
+        return monitor
+
+    def listen(self) -> None:
+        """Open the socket and test whether it can hear; `state` is the answer.
+
+        Raises:
+            SourceUnavailableError: This process can never open it.
+        """
+        self.close()
+        try:
+            connection = self._connect()
+        except OSError as error:
+            self._became(SourceState.DOWN, error=str(error))
+            return
+        if connection.deaf:
+            connection.close()
+            self._became(
+                SourceState.DEAF,
+                error="libudev joined no multicast group",
+                hint="no udevd: /run/udev/control is missing and /dev is no devtmpfs",
+            )
+            return
+        self._connection = connection
+        self.opened += 1
+        self._became(SourceState.UP)
+
+    def close(self) -> None:
+        """Close the socket, if one is open; `run` does so at its end."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+            self.state = SourceState.DOWN
+
+    async def run(self) -> NoReturn:
+        """Read until cancelled; never returns.
+
+        Raises:
+            SourceUnavailableError: The socket died, and this process can never open another.
+        """
+        delay = FIRST_DELAY
+        try:
+            while True:
+                if self._connection is None:
+                    self.listen()
+                # What came before is covered by a look that starts now; while nothing can be
+                # heard, each attempt brings one, so that nothing stays unseen for long.
+                self._look_everywhere(
+                    "opened" if self.state is SourceState.UP else str(self.state), time.monotonic()
+                )
+                if self._connection is not None:
+                    heard = self.events.total()
+                    await self._read_until_it_dies(self._connection)
+                    self.close()
+                    if self.events.total() > heard:
+                        delay = FIRST_DELAY
+                await self._sleep(delay)
+                delay = min(delay * 2, LONGEST_DELAY)
+        finally:
+            self.close()
+
+    async def _read_until_it_dies(self, connection: Connection) -> None:
+        loop = asyncio.get_running_loop()
+        died: asyncio.Future[None] = loop.create_future()
+        loop.add_reader(connection.fileno(), self._readable, connection, died)
+        try:
+            await died
+        finally:
+            loop.remove_reader(connection.fileno())
+
+    def _readable(self, connection: Connection, died: asyncio.Future[None]) -> None:
+        """Read one batch. The loop calls again while there is more."""
+        if died.done():
+            return
+        try:
+            if not self._read_batch(connection):
+                died.set_result(None)
+        except Exception as bug:  # noqa: BLE001 - the loop would log it and call again, for ever
+            died.set_exception(bug)
+
+    def _read_batch(self, connection: Connection) -> bool:
+        """Read at most a batch and emit its hints; False if the socket is dead."""
+        news: dict[Message, float] = {}  # in order, each once, with the time of the first
+        lost: dict[str, float] = {}
+        alive = True
+        for _ in range(self._batch):
+            try:
+                message = connection.receive()
+            except (OSError, ValueError) as error:
+                now = time.monotonic()
+                # Reading SO_ERROR also clears it. Unread, it would make each `receive` fail.
+                pending = connection.pending_error()
+                if errno.ENOBUFS in {pending, getattr(error, "errno", None)}:
+                    self.overflows += 1
+                    lost.setdefault("overflow", now)
+                elif isinstance(error, ValueError) and not pending:
+                    self.malformed += 1
+                    lost.setdefault("malformed", now)
+                else:
+                    self._became(
+                        SourceState.DOWN, error=os.strerror(pending) if pending else str(error)
+                    )
+                    alive = False
+                    break
+                continue
+            if message is None:
+                break
+            self.events[self._labels(message)] += 1
+            news.setdefault(message, time.monotonic())
+        for reason, received in lost.items():
+            self._complain(reason, received)
+            self._look_everywhere(reason, received)
+        for message, received in news.items():
+            self._emit(hint_of(message, self.source, received))
+        return alive
+
+    def _labels(self, message: Message) -> tuple[str, str]:
+        return (
+            message.subsystem if message.subsystem in self._subsystems else OTHER,
+            message.action if message.action in ACTIONS else OTHER,
+        )
+
+    def _look_everywhere(self, reason: str, received: float) -> None:
+        self._emit(Hint(reason=reason, everything=True, received=received))
+
+    def _became(self, state: SourceState, **details: str) -> None:
+        """Take on a state; say so once, not at each attempt that ends in the same."""
+        self.state = state
+        if state is self._announced:
+            return
+        self._announced = state
+        say = _log.info if state is SourceState.UP else _log.warning
+        say(f"source is {state}", source=self.source, **details)
+
+    def _complain(self, trouble: str, now: float) -> None:
+        """Log a trouble that can come a thousand times a second; the counters have every case."""
+        last = self._trouble_logged.get(trouble)
+        if last is None or now - last >= QUIET:
+            self._trouble_logged[trouble] = now
+            _log.warning(
+                f"source: {trouble}: looking at everything",
+                source=self.source,
+                overflows=self.overflows,
+                malformed=self.malformed,
+            )

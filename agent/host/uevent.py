@@ -1,0 +1,62 @@
+"""What a message of the kernel or of udev means: where to look, never what is there.
+
+Pure. A message is news of a moment that has passed when it is read; what is true is read from /sys
+and /dev by a look. So a message that is lost, doubled, reordered or forged costs a look, no more.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, Literal, NamedTuple
+
+from agent.host.model import DeviceNumber, Hint, address_in_devpath
+
+Source = Literal["kernel", "udev"]
+"""``kernel``: early, ahead of permissions and links. ``udev``: late, when udev is done with it."""
+
+SUBSYSTEMS: Final = frozenset({"accel", "drm", "kfd", "mei", "misc", "pci", "vfio", "vfio-dev"})
+"""What a device's nodes and driver show in. ``misc`` has the nodes that VFIO devices share."""
+
+ACTIONS: Final = frozenset(
+    {"add", "bind", "change", "move", "offline", "online", "remove", "unbind"}
+)
+"""The kernel's actions (``kobject_actions`` in lib/kobject_uevent.c); others count as ``other``."""
+
+OTHER: Final = "other"
+
+_VFIO_GROUP: Final = re.compile(r"/devices/virtual/vfio/([0-9]{1,9})")
+
+
+class Message(NamedTuple):
+    """What is read of a message. Equal messages are equal hints."""
+
+    action: str
+    devpath: str
+    """Below /sys: ``/devices/pci0000:00/0000:03:00.0/drm/card0``."""
+    subsystem: str
+    node: str | None = None
+    number: DeviceNumber | None = None
+
+
+def hint_of(message: Message, source: Source, received: float) -> Hint:
+    """Say where to look after a message.
+
+    A function's address is in its device path, and in that of everything below it. An IOMMU
+    group's node (``/devices/virtual/vfio/4``) names the group. What names neither (kfd, the nodes
+    that all VFIO devices share, what a future kernel sends) means everything. The action decides
+    one thing only: a removal is no sign that udev has dealt with the node.
+    """
+    address = address_in_devpath(message.devpath)
+    group = None
+    if message.subsystem == "vfio" and (match := _VFIO_GROUP.fullmatch(message.devpath)):
+        group = int(match[1])
+    return Hint(
+        reason=source,
+        address=address,
+        group=group,
+        node_path=message.node,
+        node_number=message.number,
+        udev_done=source == "udev" and message.node is not None and message.action != "remove",
+        everything=address is None and group is None,
+        received=received,
+    )
