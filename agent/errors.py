@@ -84,6 +84,14 @@ class SourceUnavailableError(SourceError):
     retryable = False
 
 
+class LookError(AgentError):
+    """A look failed as a whole: nothing is known, which is not the same as "there is nothing"."""
+
+    code = "look"
+    retryable = True
+    exit_code = ExitCode.OS
+
+
 class CaptureError(AgentError):
     """A captured host cannot be read, or does not have the form of one."""
 

@@ -59,6 +59,12 @@ def pcie_root_of(devpath: str) -> str | None:
     return None if match is None else match[1]
 
 
+def address_order(address: Address) -> tuple[int, str]:
+    """Sorts addresses as people count: by the value of the domain, however many digits it has."""
+    domain, _, rest = address.partition(":")
+    return int(domain, 16), rest
+
+
 def slot_of(address: Address) -> str:
     """The slot of a function: its address without the function number."""
     return address.rpartition(".")[0]
@@ -214,7 +220,7 @@ def normalise_driver(name: str) -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Orphan:
-    """A DRM or accel node without a PCI function: simpledrm, vgem, vkms, a partition."""
+    """A DRM or accel node that is no PCI function's own: simpledrm, vgem, vkms, a partition."""
 
     node: Node
     devpath: str
@@ -244,6 +250,7 @@ class Inventory:
     shared: Mapping[str, Node] = dataclasses.field(default_factory=dict)
     """Nodes that belong to no single function, by path: ``/dev/kfd``, ``/dev/vfio/vfio``, …"""
     orphans: tuple[Orphan, ...] = ()
+    """In natural order of their names."""
     dropped: Mapping[Address, str] = dataclasses.field(default_factory=dict)
     """Functions that could not be read in this look, each with its reason."""
     environment: Environment = Environment()
@@ -266,6 +273,8 @@ class Hint:
     group: int | None = None
     node_path: str | None = None
     node_number: DeviceNumber | None = None
+    orphan: bool = False
+    """A DRM or accel message whose device path leads through no PCI function."""
     udev_done: bool = False
     """udev has dealt with this node (its message came, and it was no removal)."""
     everything: bool = False
@@ -279,12 +288,15 @@ class Scope:
 
     everything: bool = False
     addresses: frozenset[Address] = frozenset()
+    orphans: bool = False
+    """The DRM and accel nodes that belong to no function."""
 
     def __or__(self, other: Scope) -> Scope:
         """The union of two scopes."""
         return Scope(
             everything=self.everything or other.everything,
             addresses=self.addresses | other.addresses,
+            orphans=self.orphans or other.orphans,
         )
 
 
@@ -299,27 +311,82 @@ def scope_of(hints: Iterable[Hint], inventory: Inventory) -> Scope:
     mentions; a group brings its members. A message that cannot be mapped means everything.
     The slot, group, PF and VFs of each function are added by ``widen``.
     """
+    hints = tuple(hints)
+    if any(hint.everything for hint in hints):
+        return EVERYTHING
     addresses: set[Address] = set()
-    for hint in hints:
-        if hint.everything:
-            return EVERYTHING
-        found: set[Address] = set()
-        if hint.address is not None:
-            found.add(hint.address)
-        if hint.group is not None:
-            found.update(f.address for f in inventory.group(hint.group))
-        if hint.node_path is not None or hint.node_number is not None:
-            found.update(
-                function.address
-                for function in inventory.functions.values()
-                for node in function.nodes
-                if node.path == hint.node_path
-                or (node.number is not None and node.number == hint.node_number)
-            )
+    orphans = False
+    mentions: _Mentions | None = None
+    # A burst repeats itself: what differs only in its time is looked up once.
+    for address, orphan, *words in {
+        (hint.address, hint.orphan, hint.group, hint.node_path, hint.node_number) for hint in hints
+    }:
+        found: set[Address | None] = set()
+        if address is not None:
+            found.add(address)
+        if orphan:
+            found.add(None)
+        for word in words:
+            if word is not None:
+                if mentions is None:
+                    mentions = _mentions(inventory)
+                found |= mentions.get(word, set())
         if not found:
             return EVERYTHING
-        addresses |= found
-    return widen(Scope(addresses=frozenset(addresses)), inventory)
+        orphans = orphans or None in found
+        addresses.update(owner for owner in found if owner is not None)
+    return widen(Scope(addresses=frozenset(addresses), orphans=orphans), inventory)
+
+
+_Mentions = dict[str | DeviceNumber | int, set[Address | None]]
+
+
+def _mentions(inventory: Inventory) -> _Mentions:
+    """Who had this node path, device number or IOMMU group; None stands for the orphans."""
+    owners: _Mentions = {}
+    for function in inventory.functions.values():
+        if function.iommu_group is not None:
+            owners.setdefault(function.iommu_group, set()).add(function.address)
+        for node in function.nodes:
+            owners.setdefault(node.path, set()).add(function.address)
+            if node.number is not None:
+                owners.setdefault(node.number, set()).add(function.address)
+    for orphan in inventory.orphans:
+        owners.setdefault(orphan.node.path, set()).add(None)
+        if orphan.node.number is not None:
+            owners.setdefault(orphan.node.number, set()).add(None)
+    return owners
+
+
+class Neighbours:
+    """Who belongs to whom in an inventory: same slot, same IOMMU group, PF and VFs.
+
+    For one walk: each slot and group is told of once, so that a group of all functions costs no
+    more than many small ones.
+
+    Args:
+        inventory: What is known.
+    """
+
+    def __init__(self, inventory: Inventory) -> None:
+        self._functions = inventory.functions
+        self._by_slot: dict[str, list[Address]] = {}
+        self._by_group: dict[int | None, list[Address]] = {}
+        for address, function in inventory.functions.items():
+            self._by_slot.setdefault(slot_of(address), []).append(address)
+            self._by_group.setdefault(function.iommu_group, []).append(address)
+        self._by_group.pop(None, None)
+
+    def of(self, address: Address) -> set[Address]:
+        """The functions that belong to this one, as far as the walk does not know them yet."""
+        found = set(self._by_slot.pop(slot_of(address), ()))
+        function = self._functions.get(address)
+        if function is not None:
+            found.update(self._by_group.pop(function.iommu_group, ()))
+            found.update(function.virtfns)
+            if function.physfn is not None:
+                found.add(function.physfn)
+        return found
 
 
 def widen(scope: Scope, inventory: Inventory) -> Scope:
@@ -329,28 +396,14 @@ def widen(scope: Scope, inventory: Inventory) -> Scope:
     """
     if scope.everything or not scope.addresses:
         return scope
-    by_slot: dict[str, set[Address]] = {}
-    by_group: dict[int, set[Address]] = {}
-    for function in inventory.functions.values():
-        by_slot.setdefault(function.slot, set()).add(function.address)
-        if function.iommu_group is not None:
-            by_group.setdefault(function.iommu_group, set()).add(function.address)
+    neighbours = Neighbours(inventory)
     done: set[Address] = set()
     todo = set(scope.addresses)
     while todo:
         address = todo.pop()
         done.add(address)
-        more = set(by_slot.get(slot_of(address), ()))
-        function_or_none = inventory.functions.get(address)
-        if function_or_none is not None:
-            function = function_or_none
-            if function.iommu_group is not None:
-                more |= by_group[function.iommu_group]
-            if function.physfn is not None:
-                more.add(function.physfn)
-            more.update(function.virtfns)
-        todo |= more - done
-    return Scope(addresses=frozenset(done))
+        todo |= neighbours.of(address) - done
+    return dataclasses.replace(scope, addresses=frozenset(done))
 
 
 class HoldMode(enum.StrEnum):
