@@ -24,6 +24,8 @@ ACTIONS: Final = frozenset(
 
 OTHER: Final = "other"
 
+_MAY_BE_ORPHANS: Final = frozenset({"accel", "drm"})
+
 _VFIO_GROUP: Final = re.compile(r"/devices/virtual/vfio/([0-9]{1,9})")
 
 
@@ -42,14 +44,21 @@ def hint_of(message: Message, source: Source, received: float) -> Hint:
     """Say where to look after a message.
 
     A function's address is in its device path, and in that of everything below it. An IOMMU
-    group's node (``/devices/virtual/vfio/4``) names the group. What names neither (kfd, the nodes
-    that all VFIO devices share, what a future kernel sends) means everything. The action decides
-    one thing only: a removal is no sign that udev has dealt with the node.
+    group's node (``/devices/virtual/vfio/4``) names the group. A DRM or accel device without a
+    function is an orphan: the connectors of a virtual card must not cost a full look each. What
+    names none of them (kfd, the nodes that all VFIO devices share, the DEVPATH=/card0 that
+    virtio-gpu once sent, what a future kernel sends) means everything. The action decides one
+    thing only: a removal is no sign that udev has dealt with the node.
     """
     address = address_in_devpath(message.devpath)
     group = None
     if message.subsystem == "vfio" and (match := _VFIO_GROUP.fullmatch(message.devpath)):
         group = int(match[1])
+    orphan = (
+        address is None
+        and message.subsystem in _MAY_BE_ORPHANS
+        and message.devpath.startswith("/devices/")
+    )
     return Hint(
         reason=source,
         address=address,
@@ -57,6 +66,7 @@ def hint_of(message: Message, source: Source, received: float) -> Hint:
         node_path=message.node,
         node_number=message.number,
         udev_done=source == "udev" and message.node is not None and message.action != "remove",
-        everything=address is None and group is None,
+        orphan=orphan,
+        everything=address is None and group is None and not orphan,
         received=received,
     )

@@ -134,7 +134,11 @@ MEANINGS = {
     ),
     "a card without a function": (
         Message("add", "/devices/platform/vkms/drm/card3", "drm", "/dev/dri/card3"),
-        Hint("udev", node_path="/dev/dri/card3", udev_done=True, everything=True),
+        Hint("udev", node_path="/dev/dri/card3", udev_done=True, orphan=True),
+    ),
+    "a connector of a card without a function": (
+        Message("change", "/devices/platform/vkms/drm/card3/card3-Virtual-1", "drm"),
+        Hint("udev", orphan=True),
     ),
     "the path that virtio-gpu once sent": (
         Message("change", "/card0", "drm"),
