@@ -1,13 +1,9 @@
-"""CDI specs as values: their types, rules, lowest version, and their one form as bytes.
+"""CDI specs as values.
 
-Pure. A spec is built from tuples, sorted, and rendered so that the same facts give the same bytes;
-whoever compares bytes compares facts. Nothing that breaks a rule of CDI leaves this module:
-``render`` validates first. The rules are those of the CDI specification and of the consumers'
-parsers (one bad device makes them ignore the whole file, so the rules are checked per device
-too, and the bad one can be left out).
+Pure, and only the types: ``cdi.rules`` says what is allowed in them and which version that needs,
+``cdi.render`` gives a spec its one form as bytes, ``cdi.parse`` reads bytes back. A spec is built
+from tuples and compared by value.
 """
-
-from __future__ import annotations
 
 import dataclasses
 from typing import NewType
@@ -27,6 +23,10 @@ class DeviceNode:
     file_mode: int | None = None
     uid: int | None = None
     gid: int | None = None
+
+    def __hash__(self) -> int:
+        """By path alone: equality covers all, and a deep hash costs what a cache is to save."""
+        return hash(self.path)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
@@ -81,6 +81,10 @@ class Device:
     name: str
     edits: ContainerEdits
     annotations: tuple[tuple[str, str], ...] = ()
+
+    def __hash__(self) -> int:
+        """By name alone, as with ``DeviceNode``."""
+        return hash(self.name)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
