@@ -27,8 +27,12 @@ import agent
 
 IN_CI = os.environ.get("CI") == "true"
 
-hypothesis.settings.register_profile("home", deadline=None)
-hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
+# How fast the machine is decides nothing: no deadline, no complaint about slow generation.
+PATIENT = hypothesis.settings(
+    deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.register_profile("home", PATIENT)
+hypothesis.settings.register_profile("ci", PATIENT, derandomize=True, print_blob=True)
 hypothesis.settings.load_profile("ci" if IN_CI else "home")
 
 
