@@ -4,8 +4,6 @@ Pure. ``cdi.store`` reads a ``Disk`` and performs actions; ``reconcile.plan`` co
 with what is desired and makes actions. An action describes itself, so a dry run costs nothing.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Final
@@ -27,17 +25,14 @@ class SpecFile:
 
     path: str
     content: bytes
+    """Empty if the file has to be written again whatever it says: its mode, or what it is."""
     spec: Spec | None
     """What it says; None if that cannot be read, in which case it publishes nothing usable."""
 
     @property
     def devices(self) -> Mapping[str, Device]:
         """Its entries by name, ``all`` included."""
-        return (
-            {}
-            if self.spec is None
-            else {device.name: device for device in self.spec.devices}
-        )
+        return {} if self.spec is None else {device.name: device for device in self.spec.devices}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -76,14 +71,16 @@ class WriteSpec:
     content: bytes
     withdraws: tuple[str, ...] = ()
     publishes: tuple[str, ...] = ()
+    loses: frozenset[str] = frozenset()
+    """Node paths that an entry of the old file gives and the same entry no longer would."""
     delete_if_unwritable: bool = False
     """Rather no file than this old one: a path in it now belongs to another device."""
+    spec: Spec | None = dataclasses.field(default=None, compare=False, repr=False)
+    """What ``content`` says, if at hand: then it need not be parsed when it is read back."""
 
     def describe(self) -> str:
         """One line for people."""
-        changes = [f"+{name}" for name in self.publishes] + [
-            f"-{name}" for name in self.withdraws
-        ]
+        changes = [f"+{name}" for name in self.publishes] + [f"-{name}" for name in self.withdraws]
         return f"write {self.path}: {' '.join(changes) or 'same devices, other edits'}"
 
 
@@ -94,10 +91,28 @@ class DeleteSpec:
     path: str
     kind: Kind | None
     withdraws: tuple[str, ...] = ()
+    loses: frozenset[str] = frozenset()
+    """Node paths that the entries of the file give."""
 
     def describe(self) -> str:
         """One line for people."""
-        return f"delete {self.path}: {' '.join(f'-{name}' for name in self.withdraws) or 'leftover'}"
+        return (
+            f"delete {self.path}: {' '.join(f'-{name}' for name in self.withdraws) or 'leftover'}"
+        )
 
 
-Action = WriteSpec | DeleteSpec
+@dataclasses.dataclass(frozen=True, slots=True)
+class SetAside:
+    """Rename a foreign spec file so that no consumer reads it (``cdi.adopt``)."""
+
+    path: str
+    kind: Kind | None
+    loses: frozenset[str] = frozenset()
+    """Nothing of ours."""
+
+    def describe(self) -> str:
+        """One line for people."""
+        return f"set aside {self.path}: it defines devices that cdi-agent publishes"
+
+
+Action = WriteSpec | DeleteSpec | SetAside

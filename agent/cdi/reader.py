@@ -1,0 +1,281 @@
+"""Reading the spec directories: what is ours, what is left over, what others define.
+
+It changes nothing. Everything is read as consumers read it: not below sub-directories, hidden
+files too, through a symbolic link to a file but not to a directory. One directory under two names
+is one directory.
+
+While nothing changes a reading costs one listing, and one ``lstat`` a file: a file whose inode,
+size and times are the same is not opened again, unless it was changed so shortly before it was
+read that a second change could have left the same times.
+"""
+
+import dataclasses
+import errno
+import os
+import threading
+import time
+from collections.abc import Collection, Iterator, Sequence
+from typing import Final
+
+import msgspec
+import structlog
+from structlog.typing import FilteringBoundLogger
+
+from agent.cdi.directory import FILE_MODE, Directory, Entry, fault, is_temp, printable
+from agent.cdi.files import PREFIX, Disk, ForeignFile, SpecFile
+from agent.cdi.parse import parse, peek
+from agent.cdi.record import Ledger, digest
+from agent.cdi.render import HEADER, render
+from agent.cdi.spec import Spec
+from agent.errors import SpecError
+
+_SIGNATURE: Final = HEADER.partition(",")[0].encode()
+"""What the first line has begun with in every version."""
+
+_COARSE: Final = 100_000_000
+"""Nanoseconds within which two changes of a file may leave it with the same times."""
+
+_NOT_FOLLOWED: Final = (errno.ENOTDIR, errno.ELOOP)
+"""What is at the place of a directory and that consumers pass over without a word."""
+
+_log: FilteringBoundLogger = structlog.get_logger(__name__)
+
+
+def is_authentic(name: str, content: bytes) -> bool:
+    """Whether a file says itself that we wrote it: a comment in YAML, our exact form in JSON."""
+    if not name.startswith(PREFIX):
+        return False
+    if not name.endswith(".json"):
+        return content.startswith(_SIGNATURE)
+    try:
+        spec = parse(content)
+        version = msgspec.json.decode(content, type=_Version).cdi_version
+        return render(spec, version=version, suffix="json") == content
+    except (SpecError, msgspec.DecodeError):
+        return False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Content:
+    """What a file held when it was last read."""
+
+    key: tuple[int, ...]
+    stable: bool
+    """It cannot have been changed since without a trace in ``key``."""
+    data: bytes | None
+    problem: str | None = None
+    authentic: bool = False
+
+
+class Reader:
+    """Reads the spec directories.
+
+    Args:
+        directory: The one that we write to.
+        others: Those that consumers read beside it.
+        ledger: What we wrote.
+    """
+
+    def __init__(self, directory: str, others: Sequence[str], ledger: Ledger) -> None:
+        self._directory = directory
+        self._others = tuple(others)
+        self._ledger = ledger
+        self._lock = threading.Lock()
+        self._contents: dict[str, _Content] = {}
+        self._specs: dict[str, tuple[bytes, Spec | None]] = {}
+        self._foreign: dict[str, tuple[bytes, ForeignFile]] = {}
+        self._seen: set[str] = set()
+        self._said: set[tuple[str, str]] = set()
+
+    def expect(self, path: str, content: bytes, spec: Spec) -> None:
+        """Learn what a content means, so that it need not be parsed when it is found."""
+        with self._lock:
+            self._specs[path] = (content, spec)
+
+    def read(self, unfinished: Collection[str] = ()) -> Disk:
+        """Read everything.
+
+        Args:
+            unfinished: Names of temporary files that are being written at the moment.
+
+        Raises:
+            StoreError: The directory that we write to is there and cannot be read.
+        """
+        with self._lock:
+            self._seen = set()
+            ours: dict[str, SpecFile] = {}
+            leftovers: list[str] = []
+            foreign: list[ForeignFile] = []
+            for found in self._directories():
+                if isinstance(found, ForeignFile):
+                    foreign.append(found)
+                    continue
+                for item in self._files(found, unfinished):
+                    match item:
+                        case SpecFile():
+                            ours[item.path] = item
+                        case ForeignFile():
+                            foreign.append(item)
+                        case str():
+                            leftovers.append(item)
+            for cache in (self._contents, self._specs, self._foreign):
+                for path in cache.keys() - self._seen:
+                    del cache[path]
+            return Disk(self._directory, ours, tuple(leftovers), tuple(foreign))
+
+    def _directories(self) -> Iterator[Directory | ForeignFile]:
+        """Every directory once, open for as long as the caller looks at it, or why it is closed."""
+        seen: set[tuple[int, int]] = set()
+        recorded = self._ledger.record.directories
+        for path in dict.fromkeys((self._directory, *self._others, *recorded)):
+            try:
+                directory = Directory.open(path)
+            except OSError as error:
+                if error.errno == errno.ENOENT:
+                    continue
+                problem = fault("read", path, error)
+                if path == self._directory:
+                    raise problem from error
+                if path in self._others and error.errno not in _NOT_FOLLOWED:
+                    yield ForeignFile(path, None, same_directory=False, problem=problem.sentence)
+                continue
+            with directory:
+                if directory.identity not in seen:
+                    seen.add(directory.identity)
+                    yield directory
+
+    def _files(
+        self, directory: Directory, unfinished: Collection[str]
+    ) -> Iterator[SpecFile | ForeignFile | str]:
+        """What a directory holds; a leftover of ours as its path."""
+        own = directory.path == self._directory
+        real = os.path.realpath(directory.path)
+        for entry in directory.entries():
+            path = f"{directory.path}/{entry.name}"
+            if is_temp(entry.name):
+                if entry.name not in unfinished and not entry.is_directory:
+                    yield path
+                continue
+            if entry.is_directory:
+                if own and entry.name.startswith(PREFIX):
+                    yield ForeignFile(printable(path), None, problem="it is a directory")
+                continue
+            content = self._content(directory, entry, path)
+            if content is None:
+                continue
+            if self._is_ours(real, entry, content):
+                if own:
+                    yield self._our_file(real, entry, path, content)
+                else:
+                    yield path
+            elif own or directory.path in self._others:
+                yield self._foreign_file(path, content, own=own)
+
+    def _is_ours(self, real: str, entry: Entry, content: _Content) -> bool:
+        """By the record; or, if that was lost, by what the file says itself."""
+        if not entry.name.startswith(PREFIX):
+            return False
+        if self._ledger.record.knows(real, entry.name):
+            return True
+        if not (entry.is_file and content.authentic):
+            return False
+        if (recognised := ("spec-file-recognised", f"{real}/{entry.name}")) not in self._said:
+            self._said.add(recognised)
+            _log.info(recognised[0], path=recognised[1], reason="by its first line, not the record")
+        return True
+
+    def _content(self, directory: Directory, entry: Entry, path: str) -> _Content | None:
+        """Read a file if it may have changed; None if it is gone."""
+        old = self._contents.get(path)
+        try:
+            status = entry.status
+            if entry.is_link:
+                status = os.stat(entry.name, dir_fd=directory.fd)
+            key = _key(entry.status) + _key(status)
+            if old is not None and old.stable and old.key == key:
+                self._seen.add(path)
+                return old
+            now = time.time_ns()
+            status, data = directory.read(entry.name, follow=entry.is_link)
+        except OSError as error:
+            if directory.entry(entry.name) is None:
+                return None
+            reason = (
+                "it is a symbolic link that leads nowhere"
+                if error.errno == errno.ENOENT
+                else error.strerror or str(error)
+            )
+            content = _Content((), stable=False, data=None, problem=reason)
+        else:
+            content = _Content(
+                key=_key(entry.status) + _key(status),
+                stable=status.st_ctime_ns < now - _COARSE,
+                data=data,
+                authentic=(
+                    old.authentic
+                    if old is not None and old.data == data
+                    else is_authentic(entry.name, data)
+                ),
+            )
+        self._contents[path] = content
+        self._seen.add(path)
+        return content
+
+    def _our_file(self, real: str, entry: Entry, path: str, content: _Content) -> SpecFile:
+        """A file of ours; without content if it has to be written again whatever it says."""
+        data = content.data
+        if data is None:
+            self._say_once("spec-file-changed", path, problem=content.problem)
+            return SpecFile(path, b"", None)
+        expected = self._ledger.expected_hash(real, entry.name, authentic=content.authentic)
+        if expected is None or expected == digest(data):
+            self._said.discard(("spec-file-changed", path))
+        else:
+            self._say_once("spec-file-changed", path, problem="it is not what cdi-agent wrote")
+        spec = self._spec(path, data)
+        if entry.is_file and entry.mode == FILE_MODE:
+            return SpecFile(path, data, spec)
+        return SpecFile(path, b"", spec)
+
+    def _spec(self, path: str, data: bytes) -> Spec | None:
+        known = self._specs.get(path)
+        if known is None or known[0] != data:
+            try:
+                known = (data, parse(data))
+            except SpecError as error:
+                self._say_once("spec-file-unreadable", path, problem=error.sentence)
+                known = (data, None)
+            self._specs[path] = known
+        return known[1]
+
+    def _foreign_file(self, path: str, content: _Content, *, own: bool) -> ForeignFile:
+        shown = printable(path)
+        if content.data is None:
+            return ForeignFile(shown, None, same_directory=own, problem=content.problem)
+        known = self._foreign.get(path)
+        if known is None or known[0] != content.data:
+            kind, names, problem = peek(content.data)
+            file = ForeignFile(shown, kind, names, same_directory=own, problem=problem)
+            known = (content.data, file)
+            self._foreign[path] = known
+        return known[1]
+
+    def _say_once(self, event: str, path: str, **fields: str | None) -> None:
+        if (event, path) not in self._said:
+            self._said.add((event, path))
+            _log.warning(event, path=printable(path), **fields)
+
+
+class _Version(msgspec.Struct, rename="camel"):
+    cdi_version: str
+
+
+def _key(status: os.stat_result) -> tuple[int, ...]:
+    return (
+        status.st_dev,
+        status.st_ino,
+        status.st_mode,
+        status.st_size,
+        status.st_mtime_ns,
+        status.st_ctime_ns,
+    )

@@ -1,0 +1,283 @@
+"""What this agent wrote, and where: the part of ownership that outlives the process.
+
+``specs.json`` in the state directory names every directory that was ever written to, and in each
+the spec files of ours with the hash of their content. A name is recorded *before* its file is
+first written, so a crash in between leaves a name too many and never a file too many. Hashes may
+lag behind: they only tell a file that we wrote from one that was edited, where the file itself
+(its first line) does not.
+
+A record that cannot be read is set aside, never trusted in part and never a reason to stop:
+files of ours are then known by their first line. It is written as every state file is: temporary
+file, fsync, rename, fsync of the directory.
+
+``Record`` is an immutable value; ``RecordFile`` and ``Ledger`` block and belong in a thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import os
+import threading
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+import structlog
+from structlog.typing import FilteringBoundLogger
+
+from agent.cdi.directory import (
+    Directory,
+    Step,
+    fault,
+    is_spec_name,
+    make_directories,
+    no_step,
+)
+from agent.cdi.files import PREFIX
+
+VERSION: Final = 1
+
+FILE_NAME: Final = "specs.json"
+
+SET_ASIDE: Final = f"{FILE_NAME}.set-aside"
+"""Where a record that could not be read is kept for people; there is one at most."""
+
+_TEMP: Final = f"{FILE_NAME}.tmp"
+
+_log: FilteringBoundLogger = structlog.get_logger(__name__)
+
+
+def digest(content: bytes) -> str:
+    """The hash by which a content is recorded."""
+    return hashlib.sha256(content).hexdigest()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Record:
+    """Hashes of our files, by directory (its real path) and name."""
+
+    directories: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
+
+    def knows(self, directory: str, name: str) -> bool:
+        """Whether we wrote, or were about to write, a file of this name there."""
+        return name in self.directories.get(directory, {})
+
+    def hash_of(self, directory: str, name: str) -> str | None:
+        """The hash of what we wrote last, as far as that is recorded."""
+        return self.directories.get(directory, {}).get(name)
+
+    def with_file(self, directory: str, name: str, content: bytes) -> Record:
+        """The record once this content is ours."""
+        files = {**self.directories.get(directory, {}), name: digest(content)}
+        return Record({**self.directories, directory: files})
+
+    def without_file(self, directory: str, name: str) -> Record:
+        """The record once that file is gone; its directory stays known."""
+        if not self.knows(directory, name):
+            return self
+        files = {n: h for n, h in self.directories[directory].items() if n != name}
+        return Record({**self.directories, directory: files})
+
+
+class _Head(msgspec.Struct):
+    version: int
+
+
+class _Body(_Head, forbid_unknown_fields=True):
+    checksum: str
+    directories: dict[str, dict[str, str]]
+
+
+class RecordFile:
+    """The record on disk.
+
+    Args:
+        directory: The state directory; made when it is first needed.
+        step: Told of each step.
+    """
+
+    def __init__(self, directory: str, step: Step = no_step) -> None:
+        self.path = f"{directory}/{FILE_NAME}"
+        self._directory = directory
+        self._step = step
+
+    def load(self) -> tuple[Record, str | None]:
+        """The record, and why it had to be given up, if it had to be.
+
+        A record that cannot be used is renamed, so that nothing overwrites it but the next such.
+        """
+        try:
+            with Directory.open(self._directory, follow=True) as directory:
+                try:
+                    return _parse(directory.read(FILE_NAME)[1]), None
+                except FileNotFoundError:
+                    return Record(), None
+                except (OSError, ValueError) as error:
+                    with contextlib.suppress(OSError):
+                        directory.rename(FILE_NAME, SET_ASIDE)
+                        directory.sync()
+                    return Record(), _reason(error)
+        except FileNotFoundError:
+            return Record(), None
+        except OSError as error:
+            return Record(), _reason(error)
+
+    def save(self, record: Record) -> None:
+        """Make a record durable.
+
+        Raises:
+            OSError: It could not be; the old one is as it was.
+        """
+        make_directories(self._directory)
+        with Directory.open(self._directory, follow=True) as directory:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(_TEMP, dir_fd=directory.fd)
+            try:
+                self._write(directory, _render(record))
+            except OSError:
+                with contextlib.suppress(OSError):
+                    os.unlink(_TEMP, dir_fd=directory.fd)
+                raise
+
+    def _write(self, directory: Directory, content: bytes) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(_TEMP, flags, 0o600, dir_fd=directory.fd), "wb") as file:
+            file.write(content)
+            file.flush()
+            self._step("record-written")
+            os.fsync(file.fileno())
+        directory.rename(_TEMP, FILE_NAME)
+        self._step("record-renamed")
+        directory.sync()
+
+
+class Ledger:
+    """The record in memory and on disk; every thread of the store may use it.
+
+    Args:
+        directory: The state directory.
+        step: Told of each step.
+    """
+
+    def __init__(self, directory: str, step: Step = no_step) -> None:
+        self._file = RecordFile(directory, step)
+        self._lock = threading.Lock()
+        self._saving = threading.Lock()
+        self._record: Record | None = None
+        self._saved: Record | None = None
+        """What is on disk, if that is known."""
+        self._failing = False
+        self._confirmed: set[tuple[str, str]] = set()
+
+    @property
+    def record(self) -> Record:
+        """The record; read from disk the first time."""
+        with self._lock:
+            return self._load()
+
+    def expected_hash(self, directory: str, name: str, *, authentic: bool) -> str | None:
+        """The hash that a file of ours must have, or None if that is not known for sure.
+
+        What an earlier process recorded may lag behind a file that says itself that it is ours.
+        """
+        with self._lock:
+            if authentic and (directory, name) not in self._confirmed:
+                return None
+            return self._load().hash_of(directory, name)
+
+    def announce(self, directory: str, name: str, content: bytes) -> None:
+        """Record a file that is about to be written, and wait until that is on disk."""
+        with self._lock:
+            self._record = self._load().with_file(directory, name, content)
+        self.save()
+
+    def confirm(self, directory: str, name: str, content: bytes) -> None:
+        """Note that this content is on disk now, by our own hand."""
+        with self._lock:
+            self._record = self._load().with_file(directory, name, content)
+            self._confirmed.add((directory, name))
+
+    def remove(self, directory: str, name: str) -> None:
+        """Note that a file is gone."""
+        with self._lock:
+            self._record = self._load().without_file(directory, name)
+            self._confirmed.discard((directory, name))
+
+    def save(self) -> None:
+        """Bring the record on disk up to date.
+
+        A failure is said once, and costs nothing but certainty after the next start. Nobody else
+        waits: the lock is not held while the disk works.
+        """
+        with self._saving:
+            with self._lock:
+                record = self._load()
+                if record == self._saved:
+                    return
+            try:
+                self._file.save(record)
+            except OSError as error:
+                if not self._failing:
+                    problem = fault("write", self._file.path, error)
+                    _log.error(
+                        "spec-record-unwritable", problem=problem.sentence, hint=problem.hint
+                    )
+                self._failing = True
+            else:
+                self._saved = record
+                self._failing = False
+
+    def _load(self) -> Record:
+        if self._record is None:
+            self._record, problem = self._file.load()
+            self._saved = self._record
+            if problem is not None:
+                self._saved = None
+                _log.error(
+                    "spec-record-unusable",
+                    path=self._file.path,
+                    problem=problem,
+                    hint="files of ours are known by their first line until they are written again",
+                )
+        return self._record
+
+
+def _reason(error: OSError | ValueError) -> str:
+    return error.strerror or str(error) if isinstance(error, OSError) else str(error)
+
+
+def _checksum(directories: Mapping[str, Mapping[str, str]]) -> str:
+    return digest(msgspec.json.encode(directories, order="deterministic"))
+
+
+def _render(record: Record) -> bytes:
+    directories = {path: dict(files) for path, files in record.directories.items()}
+    body = _Body(version=VERSION, checksum=_checksum(directories), directories=directories)
+    return msgspec.json.format(msgspec.json.encode(body, order="deterministic")) + b"\n"
+
+
+def _parse(content: bytes) -> Record:
+    """Read a record.
+
+    Raises:
+        ValueError: It is not one, or not one that can be trusted.
+    """
+    try:
+        version = msgspec.json.decode(content, type=_Head).version
+        if version != VERSION:
+            raise ValueError(f"it has version {version}, and this agent reads version {VERSION}")
+        body = msgspec.json.decode(content, type=_Body)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ValueError(f"it is not a record: {error}") from error
+    if body.checksum != _checksum(body.directories):
+        raise ValueError("its checksum does not match")
+    for path, files in body.directories.items():
+        if not path.startswith("/") or not all(map(_is_ours, files)):
+            raise ValueError("it names files that cannot be ours")
+    return Record(body.directories)
+
+
+def _is_ours(name: str) -> bool:
+    return name.startswith(PREFIX) and is_spec_name(name) and "/" not in name
