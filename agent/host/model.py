@@ -172,6 +172,10 @@ class Function:
     inode: int = 0
     """The sysfs folder's inode: another card in the same slot has another."""
 
+    def __hash__(self) -> int:
+        """By address alone: equality covers all, and a deep hash costs what a cache is to save."""
+        return hash(self.address)
+
     @property
     def pci_id(self) -> str:
         """Vendor and device as tools write it: ``8086:e212``."""
