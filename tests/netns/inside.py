@@ -1,0 +1,385 @@
+"""What runs inside a private host: its simulated kernel, the agent, a container engine, a reader.
+
+The first process of a PID namespace: when it ends, or when the test does, which closes the other
+end of its socket, the kernel ends all that it started. It answers one call after another, in a
+thread of its own so that a call that hangs cannot keep it alive.
+
+The simulated tree lies on one tmpfs and is bound over /sys, /dev and /run, so the agent finds it in
+the usual places and is started as anybody would start it. Two things differ from a real host, and
+only two: libudev must not ask whether /sys is a sysfs (SYSTEMD_DEVICE_VERIFY_SYSFS), and the
+configuration allows a /dev that is no devtmpfs, of which a machine has but one.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import shutil
+import signal
+import socket
+import stat
+import struct
+import subprocess
+import sys
+import threading
+import traceback
+import urllib.request
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, Final, NamedTuple
+
+import yaml
+
+import agent
+from agent.simulate.events import Source, Uevent
+from agent.simulate.kernel import Kernel
+from agent.simulate.nodes import make_real
+from tests.netns.netlink import KernelSender, Properties, UdevSender, body
+
+SPECS: Final = "/run/cdi"
+METRICS: Final = "http://127.0.0.1:9478/metrics"
+START: Final = 30.0
+"""Seconds in which the agent must be ready, and in which it must have ended."""
+_NODES: Final = (("null", 3), ("zero", 5), ("full", 7), ("random", 8), ("urandom", 9))
+_ENVIRONMENT: Final = {"SYSTEMD_DEVICE_VERIFY_SYSFS": "0", "NOTIFY_SOCKET": "/run/notify"}
+
+Request = tuple[str, str, tuple[Any, ...], dict[str, Any]]
+"""Which object, which of its methods or properties, and the arguments."""
+
+
+class Ended(NamedTuple):
+    """How a program ended."""
+
+    status: int
+    output: str
+    errors: str
+
+
+class Write(NamedTuple):
+    """One change of the spec directory that a consumer can see."""
+
+    what: str
+    """``written`` (renamed into place) or ``deleted``."""
+    name: str
+
+
+class Watch:
+    """Counts what happens to the specs of a directory, with inotify, so that nothing escapes it."""
+
+    _MOVED_TO: Final = 0x80
+    _MOVED_FROM: Final = 0x40
+    _DELETE: Final = 0x200
+    _CLOSE_WRITE: Final = 0x8
+    _OVERFLOW: Final = 0x4000
+
+    def __init__(self, directory: str) -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        self._fd = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        mask = self._MOVED_TO | self._MOVED_FROM | self._DELETE | self._CLOSE_WRITE
+        if self._fd < 0 or libc.inotify_add_watch(self._fd, directory.encode(), mask) < 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+    def since(self) -> list[Write]:
+        """What happened since the last time, in order."""
+        writes: list[Write] = []
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(self._fd, 65536):
+                writes += self._decode(data)
+        return writes
+
+    def _decode(self, data: bytes) -> list[Write]:
+        writes = []
+        while data:
+            _, mask, _, length = struct.unpack_from("iIII", data)
+            name = data[16 : 16 + length].rstrip(b"\0").decode()
+            data = data[16 + length :]
+            if mask & self._OVERFLOW:
+                raise RuntimeError("the watch lost events")
+            if not name.endswith((".yaml", ".json")):
+                continue  # a temporary file, which no consumer loads
+            if mask & self._MOVED_TO:
+                writes.append(Write("written", name))
+            elif mask & self._CLOSE_WRITE:
+                writes.append(Write("written in place", name))
+            else:
+                writes.append(Write("deleted", name))
+        return writes
+
+
+class Inside:
+    """The host; `outside.PrivateHost` calls its methods."""
+
+    def __init__(self, work: str) -> None:
+        self._work = work
+        run("mount", "-t", "tmpfs", "-o", "dev,mode=755", "tmpfs", work)
+        self.muted: Source | None = None
+        """Whose messages get lost on the way."""
+        self._senders: Mapping[Source, KernelSender | UdevSender] = {
+            Source.KERNEL: KernelSender(),
+            Source.UDEV: UdevSender(),
+        }
+        self._kernel_root = Path(work, "host")
+        self.kernel = Kernel(self._kernel_root, self._emit, make_real)
+        self._mount()
+        self._notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._notify.bind(_ENVIRONMENT["NOTIFY_SOCKET"])
+        self._watch = Watch(SPECS)
+        self._agent: subprocess.Popen[bytes] | None = None
+        self._reader: subprocess.Popen[str] | None = None
+
+    def _emit(self, event: Uevent) -> None:
+        if event.source is not self.muted:
+            self._senders[event.source].send(event.payload)
+
+    # --- the place --------------------------------------------------------------------------------
+
+    def _mount(self) -> None:
+        host, work = str(self._kernel_root), self._work
+        # crun refuses cgroup v1 with the unified hierarchy mounted beside it.
+        with contextlib.suppress(subprocess.CalledProcessError):
+            run("umount", "/sys/fs/cgroup/unified")
+        os.makedirs(f"{host}/sys/fs/cgroup")
+        run("mount", "--rbind", "/sys/fs/cgroup", f"{host}/sys/fs/cgroup")
+        run("mount", "--rbind", f"{host}/sys", "/sys")
+        for name, minor in _NODES:
+            make_node(f"{host}/dev/{name}", 1, minor)
+        make_node(f"{host}/dev/tty", 5, 0)
+        os.symlink("/proc/self/fd", f"{host}/dev/fd")
+        os.symlink("pts/ptmx", f"{host}/dev/ptmx")
+        for name in ("pts", "shm", "mqueue"):
+            os.mkdir(f"{host}/dev/{name}")
+        run("mount", "--bind", "/dev/pts", f"{host}/dev/pts")
+        run("mount", "--rbind", f"{host}/dev", "/dev")
+        # /etc can be read as it is; what is written there stays here.
+        os.mkdir(f"{work}/etc")
+        os.mkdir(f"{work}/etc-work")
+        layers = f"lowerdir=/etc,upperdir={work}/etc,workdir={work}/etc-work"
+        run("mount", "-t", "overlay", "overlay", "-o", layers, "/etc")
+        shutil.rmtree("/etc/cdi", ignore_errors=True)
+        os.mkdir("/etc/cdi")
+        run("mount", "--bind", f"{host}/run", "/run")
+        run("mount", "-t", "tmpfs", "tmpfs", "/var/lib")
+        os.mkdir(SPECS)
+        run("ip", "link", "set", "lo", "up")
+
+    # --- the agent --------------------------------------------------------------------------------
+
+    def start_agent(self, settings: Mapping[str, Any] | None = None) -> None:
+        """Start it, and wait until it says that it is ready.
+
+        Raises:
+            RuntimeError: It ended, or was not ready in time.
+        """
+        config = Path(self._work, "config.yaml")
+        config.write_text(yaml.safe_dump(dict(settings or {})))
+        self._notify.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while self._notify.recv(4096):
+                pass  # of an agent that has ended
+        with open(f"{self._work}/agent.log", "ab") as log:
+            self._agent = subprocess.Popen(
+                [sys.executable, "-m", "agent", "run", "--config", str(config)],
+                cwd=Path(agent.__file__).parents[1],
+                env={**os.environ, **_ENVIRONMENT},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        self._notify.settimeout(START)
+        # Its end closes no socket of ours, so somebody has to tell.
+        threading.Thread(target=self._tell_end, args=(self._agent,), daemon=True).start()
+        while True:
+            try:
+                news = self._notify.recv(4096)
+            except TimeoutError:
+                raise RuntimeError(f"not ready in {START} s:\n{self.agent_log()}") from None
+            if news.startswith(b"ENDED"):
+                raise RuntimeError(f"the agent ended: {news.decode()}\n{self.agent_log()}")
+            if b"READY=1" in news.split(b"\n"):
+                return
+
+    def _tell_end(self, process: subprocess.Popen[bytes]) -> None:
+        status = process.wait()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as teller:
+            teller.sendto(f"ENDED={status}".encode(), _ENVIRONMENT["NOTIFY_SOCKET"])
+
+    def signal_agent(self, number: int) -> None:
+        """Send it a signal."""
+        self._running_agent().send_signal(number)
+
+    def end_agent(self, number: int = signal.SIGTERM) -> int:
+        """Send it a signal and wait until it has ended; its exit status."""
+        process = self._running_agent()
+        process.send_signal(number)
+        return process.wait(START)
+
+    def agent_log(self) -> str:
+        """All that it and its predecessors wrote."""
+        return Path(self._work, "agent.log").read_text(errors="replace")
+
+    def agent_memory(self) -> int:
+        """Its resident memory in KiB."""
+        status = Path(f"/proc/{self._running_agent().pid}/status").read_text()
+        return int(status.partition("VmRSS:")[2].split()[0])
+
+    def _running_agent(self) -> subprocess.Popen[bytes]:
+        if self._agent is None or self._agent.poll() is not None:
+            raise RuntimeError(f"the agent does not run:\n{self.agent_log()}")
+        return self._agent
+
+    # --- what others see of it --------------------------------------------------------------------
+
+    def get(self, url: str) -> str:
+        """What its HTTP server answers."""
+        with urllib.request.urlopen(url, timeout=START) as answer:  # noqa: S310 - ours
+            text: str = answer.read().decode()
+            return text
+
+    def specs(self) -> dict[str, Any]:
+        """Every spec file, loaded."""
+        specs = {}
+        for name in sorted(os.listdir(SPECS)):
+            if name.endswith((".yaml", ".json")):
+                with contextlib.suppress(FileNotFoundError):
+                    specs[name] = yaml.safe_load(Path(SPECS, name).read_text())
+        return specs
+
+    def writes(self) -> list[Write]:
+        """What happened to the spec files since this was called last."""
+        return self._watch.since()
+
+    def start_reader(self) -> None:
+        """Start the consumer that looks all the while."""
+        self._reader = subprocess.Popen(
+            [sys.executable, "-m", "tests.netns.reader", SPECS],
+            cwd=Path(__file__).parents[2],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._reader.stdout is not None
+        self._reader.stdout.readline()
+
+    def end_reader(self) -> dict[str, Any]:
+        """End it; what it found (`reader.Findings`)."""
+        assert self._reader is not None
+        output, _ = self._reader.communicate(timeout=START)
+        findings: dict[str, Any] = json.loads(output)
+        return findings
+
+    def podman(self, devices: Sequence[str], *command: str) -> Ended:
+        """Run a command in a container that is given CDI devices."""
+        rootfs = self._root_of_containers()
+        place = f"{self._work}/podman"
+        result = subprocess.run(
+            [
+                "podman",
+                *(f"--root={place}/root", f"--runroot={place}/run", f"--tmpdir={place}/tmp"),
+                *("--storage-driver=vfs", "--cgroup-manager=cgroupfs", "--events-backend=file"),
+                *("--log-level=error", "--runtime=crun"),
+                *("run", "--rm", "--network=none", "--cgroups=disabled"),
+                # The default ones are above what may be set here.
+                *("--ulimit=nofile=20000:20000", "--ulimit=nproc=1000:1000"),
+                *(f"--device={device}" for device in devices),
+                "--rootfs",
+                f"{rootfs}:O",
+                *command,
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return Ended(result.returncode, result.stdout, result.stderr)
+
+    def _root_of_containers(self) -> str:
+        root = Path(self._work, "rootfs")
+        if not root.exists():
+            busybox = shutil.which("busybox")
+            assert busybox is not None
+            for name in ("bin", "dev", "proc", "sys", "etc", "tmp", "run"):
+                (root / name).mkdir(parents=True)
+            shutil.copy(busybox, root / "bin/busybox")
+            for name in ("sh", "ls", "stat", "find"):
+                (root / "bin" / name).symlink_to("busybox")
+        return str(root)
+
+    # --- messages that no device sends ------------------------------------------------------------
+
+    def send(self, source: Source, properties: Properties, times: int = 1) -> None:
+        """Send a message, as often as is wanted, as fast as it goes."""
+        sender = self._senders[source]
+        if isinstance(sender, KernelSender):
+            for _ in range(times):
+                sender.send(properties)
+            return
+        message = body({**properties, "SEQNUM": "1"})
+        for _ in range(times):
+            sender.send_raw(message, properties["SUBSYSTEM"], properties.get("DEVTYPE"))
+
+    def send_raw(self, source: Source, payload: bytes) -> None:
+        """Send bytes that are no message."""
+        sender = self._senders[source]
+        if isinstance(sender, KernelSender):
+            sender.send_raw(payload)
+        else:
+            sender.send_raw(payload, "drm")
+
+    def mute(self, source: Source | None) -> None:
+        """Lose a source's messages from now on; None ends it."""
+        self.muted = source
+
+
+def run(*argv: str) -> None:
+    """Run a program; what it says is shown if it fails."""
+    result = subprocess.run(argv, capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        raise subprocess.CalledProcessError(result.returncode, argv, None, result.stderr.strip())
+
+
+def make_node(path: str, major: int, minor: int) -> None:
+    """Make a character device that everybody may use."""
+    os.mknod(path, stat.S_IFCHR, os.makedev(major, minor))
+    os.chmod(path, 0o666)  # noqa: S103 - as everywhere
+
+
+def answer(targets: Mapping[str, object], request: Request) -> tuple[bool, object]:
+    """Do what is asked: (True, the result) or (False, what went wrong)."""
+    target, name, args, kwargs = request
+    try:
+        owner = targets[target]
+        if name.startswith("="):
+            setattr(owner, name[1:], args[0])
+            return True, None
+        value = getattr(owner, name)
+        return True, value(*args, **kwargs) if callable(value) else value
+    except Exception:  # noqa: BLE001 - raised again in the test
+        return False, traceback.format_exc()
+
+
+def serve(connection: Connection, requests: "SimpleQueue[Request]") -> None:
+    """Build the host, then answer."""
+    built: tuple[bool, object]
+    try:
+        inside = Inside(sys.argv[2])
+        targets: dict[str, object] = {"inside": inside, "kernel": inside.kernel}
+        built = True, None
+    except (OSError, subprocess.CalledProcessError) as error:
+        targets = {}
+        built = False, f"{error} {getattr(error, 'stderr', '')}"
+    connection.send(built)
+    while True:
+        connection.send(answer(targets, requests.get()))
+
+
+def main() -> None:
+    """Answer until the test closes its end. Arguments: that end's descriptor, an empty folder."""
+    os.umask(0o022)
+    connection = Connection(int(sys.argv[1]))
+    requests: SimpleQueue[Request] = SimpleQueue()
+    threading.Thread(target=serve, args=(connection, requests), daemon=True).start()
+    with contextlib.suppress(EOFError, ConnectionResetError):
+        while True:
+            requests.put(connection.recv())
+    os._exit(0)  # whatever still hangs
