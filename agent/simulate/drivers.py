@@ -1,0 +1,260 @@
+"""What a driver makes of a function when it binds, and in what order that comes and goes.
+
+The orders are those recorded on Linux 6.12: a DRM driver registers its render node, then its card,
+then connectors and framebuffer; VFIO its group (with the first function of a group), then its
+``vfio-dev``. What was made goes in the reverse order, so each probe returns a stack of undos.
+"""
+
+import contextlib
+import dataclasses
+from typing import Final
+
+from agent.host.model import DeviceNumber, slot_of
+from agent.simulate.devices import Device, Life, NodeOf, Numbers, Sysfs
+from agent.simulate.hardware import Hardware, Makes
+
+DRM_MAJOR: Final = 226
+ACCEL_MAJOR: Final = 261
+FB_MAJOR: Final = 29
+MISC_MAJOR: Final = 10
+VFIO_MAJOR: Final = 511
+VFIO_DEVICE_MAJOR: Final = 510
+MEI_MAJOR: Final = 509
+KFD_MAJOR: Final = 508
+"""The last four are given out from 511 downwards on a real kernel, in the order of loading."""
+
+VFIO_CONTAINER: Final = Device(
+    "/devices/virtual/misc/vfio",
+    "misc",
+    node=NodeOf("vfio/vfio", DeviceNumber(MISC_MAJOR, 196), 0o666),
+)
+IOMMUFD: Final = Device(
+    "/devices/virtual/misc/iommu",
+    "misc",
+    node=NodeOf("iommu", DeviceNumber(MISC_MAJOR, 125), 0o660),
+)
+KFD: Final = Device(
+    "/devices/virtual/kfd/kfd", "kfd", node=NodeOf("kfd", DeviceNumber(KFD_MAJOR, 0))
+)
+
+
+@dataclasses.dataclass(slots=True)
+class Bound:
+    """What one binding made."""
+
+    undo: contextlib.ExitStack = dataclasses.field(default_factory=contextlib.ExitStack)
+    """Closing it takes everything away again, the last first."""
+    card: Device | None = None
+    connectors: list[Device] = dataclasses.field(default_factory=list)
+    lives: list[Life] = dataclasses.field(default_factory=list)
+    """What processes can hold of it."""
+
+    @property
+    def held(self) -> bool:
+        """Whether a process holds a node of it."""
+        return any(life.holders for life in self.lives)
+
+
+@dataclasses.dataclass(slots=True)
+class _GroupNode:
+    device: Device
+    life: Life
+    users: int = 0
+
+
+class Drivers:
+    """Makes what drivers make, with the numbers of this host.
+
+    Args:
+        sysfs: Where it is made.
+        vfio_group: VFIO has its older back end, a node for each group.
+        vfio_cdev: VFIO has its newer back end, a node for each device.
+    """
+
+    def __init__(self, sysfs: Sysfs, *, vfio_group: bool, vfio_cdev: bool) -> None:
+        self._sysfs = sysfs
+        self._vfio_group = vfio_group
+        self._vfio_cdev = vfio_cdev
+        self._cards = Numbers()
+        self._renders = Numbers(128)
+        self._accels = Numbers()
+        self._framebuffers = Numbers()
+        self._meis = Numbers()
+        self._group_minors = Numbers()
+        self._vfio_devices = Numbers()
+        self._group_nodes: dict[int, _GroupNode] = {}
+
+    def native(self, hardware: Hardware, driver: str, makes: Makes) -> Bound:
+        """What a function's own driver makes of it."""
+        bound = Bound()
+        if makes.mei:
+            self._auxiliary_mei(bound, hardware, driver)
+        if makes.mei_node:
+            self._mei(bound, hardware.devpath)
+        self.display(bound, hardware.devpath, makes)
+        return bound
+
+    def display(self, bound: Bound, parent: str, makes: Makes) -> None:
+        """Make the DRM and accel devices below a device path."""
+        if makes.accel:
+            self._accel(bound, parent)
+        if makes.drm:
+            self._drm(bound, parent, makes)
+
+    def vfio(self, hardware: Hardware, group: int) -> Bound:
+        """What any driver of VFIO makes of a function."""
+        bound = Bound()
+        if self._vfio_group:
+            self._join_group(bound, group)
+        index = self._vfio_devices.take()
+        life = Life(lambda: self._vfio_devices.free(index))
+        node = NodeOf(f"vfio/devices/vfio{index}", DeviceNumber(VFIO_DEVICE_MAJOR, index))
+        device = Device(
+            f"{hardware.devpath}/vfio-dev/vfio{index}",
+            "vfio-dev",
+            parent=hardware.devpath,
+            node=node if self._vfio_cdev else None,
+        )
+        self._make(bound, device, life)
+        return bound
+
+    def _make(self, bound: Bound, device: Device, life: Life | None) -> None:
+        if life is not None:
+            bound.lives.append(life)
+            bound.undo.callback(life.gone)
+        self._sysfs.add(device, life)
+        bound.undo.callback(self._sysfs.remove, device)
+
+    def _drm(self, bound: Bound, parent: str, makes: Makes) -> None:
+        card = self._cards.take() if makes.card else None
+        render = self._renders.take() if makes.render else None
+
+        def end() -> None:
+            if card is not None:
+                self._cards.free(card)
+            if render is not None:
+                self._renders.free(render)
+
+        # One life for both: a DRM device keeps all its minors until its last file is closed.
+        life = Life(end)
+        bound.lives.append(life)
+        bound.undo.callback(life.gone)
+        if render is not None:
+            self._minor(bound, parent, f"renderD{render}", render, life)
+        if card is None:
+            return
+        device = bound.card = self._minor(bound, parent, f"card{card}", card, life)
+        bound.undo.callback(self._remove_connectors, bound)
+        for name in makes.connectors:
+            self.connect(bound, name)
+        if makes.connectors:
+            self._sysfs.say("change", device, HOTPLUG="1")
+        if makes.framebuffer:
+            self._framebuffer(bound, parent)
+
+    def _minor(self, bound: Bound, parent: str, name: str, minor: int, life: Life) -> Device:
+        node = NodeOf(f"dri/{name}", DeviceNumber(DRM_MAJOR, minor))
+        device = Device(
+            f"{parent}/drm/{name}", "drm", parent=parent, devtype="drm_minor", node=node
+        )
+        self._sysfs.add(device, life)
+        bound.undo.callback(self._sysfs.remove, device)
+        return device
+
+    def connect(self, bound: Bound, name: str) -> None:
+        """Add a connector to a card: a monitor's plug on the card, or a docking station's port."""
+        if bound.card is None:
+            raise ValueError("only a card has connectors")
+        card = bound.card
+        device = Device(
+            f"{card.devpath}/{card.name}-{name}",
+            "drm",
+            parent=card.devpath,
+            devtype="drm_connector",
+            attributes={"status": "disconnected", "enabled": "disabled"},
+        )
+        self._sysfs.add(device)
+        bound.connectors.append(device)
+
+    def disconnect(self, bound: Bound) -> str | None:
+        """Take the last connector of a card away; its name, or None if there is none."""
+        if not bound.connectors or bound.card is None:
+            return None
+        device = bound.connectors.pop()
+        self._sysfs.remove(device)
+        return device.name.removeprefix(f"{bound.card.name}-")
+
+    def _remove_connectors(self, bound: Bound) -> None:
+        while self.disconnect(bound) is not None:
+            pass
+
+    def _framebuffer(self, bound: Bound, parent: str) -> None:
+        number = self._framebuffers.take()
+        node = NodeOf(f"fb{number}", DeviceNumber(FB_MAJOR, number))
+        device = Device(f"{parent}/graphics/fb{number}", "graphics", parent=parent, node=node)
+        self._make(bound, device, Life(lambda: self._framebuffers.free(number)))
+
+    def _accel(self, bound: Bound, parent: str) -> None:
+        number = self._accels.take()
+        device = Device(
+            f"{parent}/accel/accel{number}",
+            "accel",
+            parent=parent,
+            devtype="accel_minor",
+            node=NodeOf(f"accel/accel{number}", DeviceNumber(ACCEL_MAJOR, number)),
+        )
+        self._make(bound, device, Life(lambda: self._accels.free(number)))
+
+    def _mei(self, bound: Bound, parent: str) -> None:
+        number = self._meis.take()
+        node = NodeOf(f"mei{number}", DeviceNumber(MEI_MAJOR, number))
+        device = Device(f"{parent}/mei/mei{number}", "mei", parent=parent, node=node)
+        self._make(bound, device, Life(lambda: self._meis.free(number)))
+
+    def _auxiliary_mei(self, bound: Bound, hardware: Hardware, driver: str) -> None:
+        # Named as drivers/gpu/drm/xe/xe_heci_gsc.c does: domain, then bus and function.
+        domain, bus, _ = slot_of(hardware.address).split(":")
+        slot, function = hardware.address.rpartition(":")[2].split(".")
+        number = int(domain, 16) << 16 | int(bus, 16) << 8 | int(slot, 16) << 3 | int(function)
+        device = Device(
+            f"{hardware.devpath}/{driver}.mei-gscfi.{number}",
+            "auxiliary",
+            parent=hardware.devpath,
+            on_bus=True,
+            properties={"MODALIAS": f"auxiliary:{driver}.mei-gscfi"},
+        )
+        self._make(bound, device, None)
+        self._sysfs.driver_links(device, "mei_gsc")
+        bound.undo.callback(self._unbound, device)
+        self._mei(bound, device.devpath)
+        bound.undo.callback(self._sysfs.no_driver_links, device)
+        self._sysfs.say("bind", device)
+
+    def _unbound(self, device: Device) -> None:
+        self._sysfs.no_driver(device)
+        self._sysfs.say("unbind", device)
+
+    def _join_group(self, bound: Bound, group: int) -> None:
+        """Make a group's node with the first function of the group; remove it with the last."""
+        node = self._group_nodes.get(group)
+        if node is None:
+            minor = self._group_minors.take()
+            device = Device(
+                f"/devices/virtual/vfio/{group}",
+                "vfio",
+                node=NodeOf(f"vfio/{group}", DeviceNumber(VFIO_MAJOR, minor)),
+            )
+            life = Life(lambda: self._group_minors.free(minor))
+            node = self._group_nodes[group] = _GroupNode(device, life)
+            self._sysfs.add(device, life)
+        node.users += 1
+        bound.lives.append(node.life)
+        bound.undo.callback(self._leave_group, group)
+
+    def _leave_group(self, group: int) -> None:
+        node = self._group_nodes[group]
+        node.users -= 1
+        if node.users == 0:
+            del self._group_nodes[group]
+            self._sysfs.remove(node.device)
+            node.life.gone()

@@ -1,0 +1,336 @@
+"""What happens to a simulated host as a whole: functions are plugged, modules loaded, VFs made.
+
+Everything here runs under the kernel's lock (`Kernel`), and waits, where the real kernel would, by
+handing that lock on. The lock of one device is a thing of its own: who holds it (a driver that
+hangs in its removal, or waits for a virtual machine to close its node) blocks every other change
+of that device, and every reader of ``driver_override``: as long as it is held, that file is a pipe.
+"""
+
+import contextlib
+import dataclasses
+import errno
+import os
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+
+from agent.host.model import Address
+from agent.simulate.devices import Device, Sysfs
+from agent.simulate.drivers import IOMMUFD, KFD, VFIO_CONTAINER, Bound, Drivers
+from agent.simulate.hardware import Driver, Hardware, Makes
+from agent.simulate.pci import Function, PciBus
+
+WaitFor = Callable[[Callable[[], bool]], object]
+"""Waits until something is true, without keeping the kernel's lock meanwhile."""
+
+BRIDGE: Final = Hardware(Address("0000:00:00.0"), 0x8086, 0x7ECC, 0x060400, drivers=("pcieport",))
+"""What a bridge is like that nobody described."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Features:
+    """What kind of host it is."""
+
+    iommu: bool = True
+    vfio_group: bool = True
+    """VFIO has its older back end: ``/dev/vfio/<group>``."""
+    vfio_cdev: bool = True
+    """VFIO has its newer back end: ``/dev/vfio/devices/vfioN``. Debian's kernels do not."""
+    devtmpfs: bool = True
+    """/dev is the kernel's own, and not a container's copy."""
+    drivers: tuple[str, ...] = ("pcieport", "xe", "i915", "vfio-pci")
+    """What is loaded at the start; udevd loads others for what is plugged in."""
+
+
+class Machine:
+    """The host's devices and drivers, and what can be done to them.
+
+    Args:
+        sysfs: Its devices in sysfs.
+        features: What kind of host it is.
+        wait_for: Waits until something is true.
+    """
+
+    def __init__(self, sysfs: Sysfs, features: Features, wait_for: WaitFor) -> None:
+        self.sysfs: Final = sysfs
+        self.features: Final = features
+        self.drivers: Final = Drivers(
+            sysfs, vfio_group=features.vfio_group, vfio_cdev=features.vfio_cdev
+        )
+        self.bus: Final = PciBus(
+            sysfs, self.drivers, iommu=features.iommu, working=self._driver_works
+        )
+        self.autoprobe = True
+        self._wait_for = wait_for
+        self._locked: set[Address] = set()
+        self._removed: dict[Address, Hardware] = {}
+        self._platform: dict[str, Bound] = {}
+        self._shared: set[str] = set()
+
+    # --- functions --------------------------------------------------------------------------------
+
+    def plug(self, hardware: Iterable[Hardware]) -> None:
+        """Let functions appear together: all are there before the first driver is tried."""
+        added: list[Function] = []
+        for one in hardware:
+            for depth, bridge in enumerate(one.bridges):
+                if bridge not in self.bus.functions:
+                    above = dataclasses.replace(
+                        BRIDGE, address=bridge, bridges=one.bridges[:depth], root=one.root
+                    )
+                    added.append(self.bus.add(above))
+            added.append(self.bus.add(one))
+        for function in added:
+            self._removed.pop(function.address, None)
+            if self.autoprobe:
+                with self.lock(function):
+                    self.bus.attach(function)
+
+    def unplug(self, function: Function, *, keep: bool = False) -> None:
+        """Let a function go, and before it all below it.
+
+        Args:
+            function: The function.
+            keep: It stays in its slot, and `rescan` finds it again.
+        """
+        for below in reversed(self.bus.below(function)):
+            # A VF may have gone with its PF.
+            if below.address in self.bus.functions:
+                self._unplug_one(below, keep=keep)
+        self._unplug_one(function, keep=keep)
+
+    def _unplug_one(self, function: Function, *, keep: bool) -> None:
+        with self.lock(function):
+            self.bus.unbind(function)
+            self.bus.remove(function)
+        if function.physfn is not None:
+            self._forget_vf(function)
+        elif keep:
+            self._removed[function.address] = function.hardware
+
+    def rescan(self) -> None:
+        """Find the functions again that were removed and not unplugged."""
+        self.plug(sorted(self._removed.values(), key=lambda hardware: hardware.devpath))
+
+    def _driver_works(self, function: Function, *, leaving: bool) -> None:
+        """What takes a driver its time in a probe or a removal, between the links and the rest."""
+        self._wait_for(lambda: not function.hangs)
+        if leaving:
+            self._wait_for(lambda: not function.busy)
+            self.remove_vfs(function)
+
+    # --- the lock of a device ---------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def lock(self, function: Function) -> Iterator[None]:
+        """Hold a device's lock; waits for it."""
+        address = function.address
+        self._wait_for(lambda: address not in self._locked)
+        if not function.busy and not function.hangs:
+            # It will be free again before anybody else has the kernel's lock: none can notice.
+            yield
+            return
+        self.seize(function)
+        try:
+            yield
+        finally:
+            self.let_go(function)
+
+    def seize(self, function: Function) -> None:
+        """Take a device's lock for an unknown time: who reads ``driver_override`` now waits."""
+        self._locked.add(function.address)
+        for path in self._locked_files(function):
+            self.sysfs.tree.fifo(path)
+
+    def let_go(self, function: Function) -> None:
+        """Release a device's lock: those who wait for its files read them now."""
+        self._locked.discard(function.address)
+        if function.address not in self.bus.functions:
+            return
+        for path in self._locked_files(function):
+            # Open for both, which never waits, a pipe lets its waiting readers in; they keep it
+            # when the file takes its place, and read what was written and then the end.
+            pipe = os.open(self.sysfs.tree.real(path), os.O_RDWR | os.O_NONBLOCK)
+            try:
+                content = self._content(function, os.path.basename(path))
+                os.write(pipe, content.encode())
+                self.sysfs.tree.file(path, content)
+            finally:
+                os.close(pipe)
+
+    def _locked_files(self, function: Function) -> tuple[str, ...]:
+        folder = f"/sys{function.device.devpath}"
+        names = (
+            ("driver_override", "sriov_numvfs")
+            if function.hardware.total_vfs
+            else ("driver_override",)
+        )
+        return tuple(f"{folder}/{name}" for name in names)
+
+    def _content(self, function: Function, name: str) -> str:
+        if name == "sriov_numvfs":
+            return f"{len(function.virtfns)}\n"
+        return f"{'(null)' if function.override is None else function.override}\n"
+
+    def override(self, function: Function, driver: str | None) -> None:
+        """Say which driver alone may have a function; no message tells."""
+        function.override = driver
+        path = f"/sys{function.device.devpath}/driver_override"
+        self.sysfs.tree.file(path, self._content(function, "driver_override"))
+
+    # --- virtual functions ------------------------------------------------------------------------
+
+    def create_vfs(self, function: Function, count: int) -> int:
+        """Let VFs appear; 0 or an errno, as ``sriov_numvfs`` answers."""
+        hardware = function.hardware
+        if count > hardware.total_vfs:
+            return errno.ERANGE
+        if count == len(function.virtfns):
+            return 0
+        if function.driver is None or function.driver.name not in hardware.drivers:
+            return errno.ENOENT
+        if count == 0:
+            self.remove_vfs(function)
+            return 0
+        if function.virtfns:
+            return errno.EBUSY
+        for index in range(count):
+            self._create_vf(function, index)
+        self._count_vfs(function)
+        return 0
+
+    def _create_vf(self, pf: Function, index: int) -> None:
+        makes = pf.hardware.vf_makes
+        if makes is None:
+            makes = dataclasses.replace(
+                pf.hardware.makes, connectors=(), framebuffer=False, mei=False
+            )
+        vf = self.bus.add(
+            dataclasses.replace(
+                pf.hardware,
+                address=vf_address(pf.address, index),
+                makes=makes,
+                boot_vga=None,
+                group="",
+                total_vfs=0,
+            ),
+            physfn=pf.address,
+        )
+        tree = self.sysfs.tree
+        pf.virtfns.append(vf.address)
+        # On the bus first, then linked: for a moment it is a function like any other.
+        tree.link(f"/sys{pf.device.devpath}/virtfn{index}", f"/sys{vf.device.devpath}")
+        tree.link(f"/sys{vf.device.devpath}/physfn", f"/sys{pf.device.devpath}")
+        self.sysfs.say("change", vf.device)
+        autoprobe = tree.read(f"/sys{pf.device.devpath}/sriov_drivers_autoprobe")
+        if self.autoprobe and autoprobe.strip() != "0":
+            with self.lock(vf):
+                self.bus.attach(vf)
+
+    def remove_vfs(self, function: Function) -> None:
+        """Let all VFs of a function go."""
+        if not function.virtfns:
+            return
+        for address in reversed(tuple(function.virtfns)):
+            vf = self.bus.functions[address]
+            self._unplug_one(vf, keep=False)
+        self._count_vfs(function)
+
+    def _forget_vf(self, vf: Function) -> None:
+        pf = self.bus.functions.get(vf.physfn) if vf.physfn is not None else None
+        if pf is None or vf.address not in pf.virtfns:
+            return
+        index = vf_index(pf.address, vf.address)
+        self.sysfs.tree.unlink(f"/sys{pf.device.devpath}/virtfn{index}")
+        pf.virtfns.remove(vf.address)
+
+    def _count_vfs(self, function: Function) -> None:
+        path = f"/sys{function.device.devpath}/sriov_numvfs"
+        self.sysfs.tree.file(path, self._content(function, "sriov_numvfs"))
+        self.sysfs.say("change", function.device)
+
+    # --- modules ----------------------------------------------------------------------------------
+
+    def load(self, driver: Driver) -> None:
+        """Load a driver's module: it takes what it matches and nobody has."""
+        if driver.name in self.bus.loaded:
+            return
+        self.sysfs.tell("add", f"/module/{driver.module}", "module")
+        self.bus.register(driver)
+        if driver.vfio:
+            self._share(VFIO_CONTAINER, wanted=self.features.vfio_group)
+            self._share(IOMMUFD, wanted=self.features.vfio_cdev)
+        if driver.kfd:
+            self._share(KFD, wanted=True)
+        for function in tuple(self.bus.functions.values()):
+            if driver.child_bus and function.hardware.makes.via == driver.name:
+                self.bus.bind_child(function)
+            elif self.autoprobe and function.driver is None and self.bus.matches(driver, function):
+                with self.lock(function):
+                    self.bus.bind(function, driver)
+        self.sysfs.tell("add", driver.devpath, "drivers")
+
+    def unload(self, driver: Driver) -> int:
+        """Unload a driver's module, from its devices too; 0 or an errno."""
+        if driver.name not in self.bus.loaded:
+            return errno.ENOENT
+        users = [f for f in self.bus.functions.values() if self._drives(driver, f)]
+        if any(function.bound is not None and function.bound.held for function in users):
+            return errno.EAGAIN  # what delete_module gives for a module in use
+        for function in users:
+            if driver.child_bus:
+                self.bus.unbind_child(function)
+                continue
+            with self.lock(function):
+                self.bus.unbind(function)
+        self.bus.deregister(driver)
+        self.sysfs.tell("remove", driver.devpath, "drivers")
+        if driver.kfd:
+            self._shared.discard(KFD.devpath)
+            self.sysfs.remove(KFD)
+        self.sysfs.tell("remove", f"/module/{driver.module}", "module")
+        return 0
+
+    def _drives(self, driver: Driver, function: Function) -> bool:
+        if driver.child_bus:
+            return function.child is not None and function.hardware.makes.via == driver.name
+        return function.driver is not None and function.driver.name == driver.name
+
+    def _share(self, device: Device, *, wanted: bool) -> None:
+        """Add a device that belongs to a module, once."""
+        if wanted and device.devpath not in self._shared:
+            self._shared.add(device.devpath)
+            self.sysfs.add(device)
+
+    # --- displays that are no PCI function --------------------------------------------------------
+
+    def plug_platform(self, name: str, driver: str, makes: Makes) -> None:
+        """Let a card without a PCI function appear: ``simple-framebuffer.0``, ``vgem``."""
+        device = Device(
+            f"/devices/platform/{name}", "platform", parent="/devices/platform", on_bus=True
+        )
+        self.sysfs.add(device)
+        self.sysfs.tree.folder(f"/sys/bus/platform/drivers/{driver}")
+        self.sysfs.driver_links(device, driver)
+        bound = self._platform[name] = Bound()
+        bound.undo.callback(self.sysfs.remove, device)
+        bound.undo.callback(self.sysfs.no_driver, device)
+        self.drivers.display(bound, device.devpath, makes)
+        bound.undo.callback(self.sysfs.no_driver_links, device)
+        self.sysfs.say("bind", device)
+
+    def unplug_platform(self, name: str) -> None:
+        """Let it go, as simpledrm goes when the real driver comes."""
+        self._platform.pop(name).undo.close()
+
+
+def vf_address(pf: Address, index: int) -> Address:
+    """The address of a PF's VF: they follow it, over the borders of slots."""
+    bus, _, rest = pf.rpartition(":")
+    slot, _, function = rest.partition(".")
+    devfn = (int(slot, 16) << 3 | int(function)) + 1 + index
+    return Address(f"{bus}:{devfn >> 3:02x}.{devfn & 7}")
+
+
+def vf_index(pf: Address, vf: Address) -> int:
+    """Which of a PF's VFs this is."""
+    return next(index for index in range(256) if vf_address(pf, index) == vf)
