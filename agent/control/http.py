@@ -1,0 +1,189 @@
+"""An HTTP server for one small ASGI application, bounded in every direction.
+
+uvicorn's protocol with h11 parses and answers; what surrounds it is ours. uvicorn's own ``Server``
+installs signal handlers and wakes ten times a second for ever, which an idle agent must not, and
+its protocol waits without limit for a request to be completed. Here
+
+- a connection carries one request and is closed; nothing is pipelined and nothing kept alive,
+- from connecting to the last byte it has ``seconds``; then it is cut off, whoever is slow,
+- more than ``connections`` at once are closed at once,
+- more than ``request_bytes`` of request are not read.
+
+So the most that strangers can hold is a constant, and the agent's own work goes on beside it.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import socket
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from typing import Any, Final
+
+import h11
+from uvicorn.config import Config
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from agent.control.sockets import BACKLOG
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+"""An ASGI 3 application."""
+
+SHUTDOWN_SECONDS: Final = 1.0
+"""How long answers that are under way may take at the end."""
+_TOO_LARGE: Final = (
+    b"HTTP/1.1 413 Content Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Limits:
+    """How much strangers may use."""
+
+    connections: int = 16
+    """At once; more are closed without an answer."""
+    seconds: float = 10.0
+    """From connecting to the last byte of the answer."""
+    request_bytes: int = 16_384
+    """Of head and body together."""
+
+
+class Server:
+    """Answers on listening sockets from `start` to `stop`, in the running loop.
+
+    Args:
+        application: What answers; an exception in it is answered by 500 and logged.
+        limits: How much strangers may use.
+    """
+
+    def __init__(self, application: Application, limits: Limits | None = None) -> None:
+        self.refused = 0
+        """Connections closed because there were too many."""
+        self.timeouts = 0
+        """Connections cut off because they took too long."""
+        self.limits: Final = limits or Limits()
+        # uvicorn tells of every malformed request; whoever sends those shall not fill our log.
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+        self._config = Config(
+            application,
+            http=H11Protocol,
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            date_header=False,
+            h11_max_incomplete_event_size=self.limits.request_bytes,
+        )
+        self._config.load()
+        self._state = ServerState()
+        self._state.default_headers = [(b"connection", b"close")]
+        self._servers: list[asyncio.Server] = []
+        self._open: set[_Connection] = set()
+        self._none_open = asyncio.Event()
+
+    @property
+    def connections(self) -> int:
+        """How many are open."""
+        return len(self._open)
+
+    async def start(self, listeners: Sequence[socket.socket]) -> None:
+        """Answer on these sockets, which `stop` closes."""
+        loop = asyncio.get_running_loop()
+        for listener in listeners:
+            server = await loop.create_server(
+                lambda: _Connection(self), sock=listener, backlog=BACKLOG
+            )
+            self._servers.append(server)
+
+    async def stop(self) -> None:
+        """Accept nothing more, let answers that are under way end (1 s), cut off the rest."""
+        for server in self._servers:
+            server.close()
+        self._servers = []
+        for connection in tuple(self._open):
+            connection.shutdown()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SHUTDOWN_SECONDS):
+                await self._until_none_open()
+        for connection in tuple(self._open):
+            connection.abort()
+        await self._until_none_open()
+        tasks = tuple(self._state.tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _until_none_open(self) -> None:
+        while self._open:
+            self._none_open.clear()
+            await self._none_open.wait()
+
+    def _accepted(self, connection: "_Connection") -> bool:
+        """Take a connection in, if there is room."""
+        if len(self._open) >= self.limits.connections or not self._servers:
+            self.refused += 1
+            return False
+        self._open.add(connection)
+        return True
+
+    def _gone(self, connection: "_Connection") -> None:
+        self._open.discard(connection)
+        if not self._open:
+            self._none_open.set()
+
+
+class _Connection(H11Protocol):
+    """One connection, one request, one deadline."""
+
+    def __init__(self, server: Server) -> None:
+        super().__init__(config=server._config, server_state=server._state, app_state={})  # noqa: SLF001 - its own server
+        self._server = server
+        self._received = 0
+        self._deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take it, or close it at once."""
+        if not self._server._accepted(self):  # noqa: SLF001 - as above
+            transport.abort()
+            return
+        self._deadline = self.loop.call_later(self._server.limits.seconds, self._too_late)
+        super().connection_made(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget it."""
+        if self._deadline is None:
+            return  # never taken
+        self._deadline.cancel()
+        super().connection_lost(exc)
+        self._server._gone(self)  # noqa: SLF001 - as above
+
+    def data_received(self, data: bytes) -> None:
+        """Parse it, unless it is too much."""
+        self._received += len(data)
+        if self._received <= self._server.limits.request_bytes:
+            super().data_received(data)
+        elif self.conn.our_state is h11.IDLE:
+            self.transport.write(_TOO_LARGE)
+            self.transport.close()
+        else:
+            self.transport.pause_reading()  # the answer is on its way; nobody needs the rest
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """A client that has said all may still wait for the answer."""
+        return self.conn.our_state in {h11.SEND_RESPONSE, h11.SEND_BODY}
+
+    def abort(self) -> None:
+        """Close it now, whatever is still to be sent."""
+        self.transport.abort()
+
+    def _too_late(self) -> None:
+        self._server.timeouts += 1
+        self.abort()
