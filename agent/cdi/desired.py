@@ -1,106 +1,336 @@
 """What should be published, were every device ready: facts and profiles in, offers out.
 
 Pure. ``desired`` makes one ``Offer`` for each device and kind that a profile publishes, and one
-``Withheld`` with its reason for each device that it does not. It knows nothing of time or of the
-disk: whether an offer is already published, must settle first, or would double a foreign
-definition is decided by ``reconcile.plan``.
+``Withheld`` with its reason for each device that it does not; ``assemble`` puts offers together to
+specs. It knows nothing of time or of the disk: whether an offer is already published, must settle
+first, or would double a foreign definition is decided by ``reconcile.plan``.
+
+One function is judged by its own facts and by few of others: whether another function has the same
+node path, whether its IOMMU group is viable, the shared nodes, and its place among the functions
+of its kind. Those are gathered first; a function whose facts and circumstances are the same as in
+the last pass costs no more than a look into a cache.
 """
 
-from __future__ import annotations
-
 import dataclasses
-import enum
-from typing import TYPE_CHECKING
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Final
 
-if TYPE_CHECKING:
-    from agent.cdi.spec import Device, Kind
-    from agent.host.model import Address, DeviceNumber, Node
+from agent.cdi import rules
+from agent.cdi.entry import Refusal, offer_of, shared_paths
+from agent.cdi.offers import (
+    Desired,
+    Fingerprint,
+    Offer,
+    Policy,
+    Reason,
+    Withheld,
+    WithheldNode,
+)
+from agent.cdi.profile import Naming, Profile, SrIov, profiles_of
+from agent.cdi.spec import ContainerEdits, Device, DeviceNode, Hook, Kind, Mount, Spec
+from agent.errors import SpecError
+from agent.host.model import (
+    Address,
+    Function,
+    Hold,
+    HoldMode,
+    Inventory,
+    NodeRole,
+    Orphan,
+    address_order,
+    normalise_driver,
+)
 
+__all__ = [
+    "Desired",
+    "Fingerprint",
+    "Offer",
+    "Policy",
+    "Reason",
+    "Withheld",
+    "WithheldNode",
+    "assemble",
+    "desired",
+]
 
-class Reason(enum.StrEnum):
-    """Why a device is not published: a closed set, used as a metric's label."""
-
-    UNMATCHED = "unmatched"
-    """No profile recognises the function, though it has nodes or a display class."""
-    IGNORED = "ignored"
-    """The configuration says so."""
-    POLICY = "policy"
-    """The profile recognises it and publishes nothing for it (PF with VFs, partition, …)."""
-    NO_DRIVER = "no-driver"
-    FOREIGN_DRIVER = "foreign-driver"
-    """Its driver belongs to another toolkit, or is none that the profile knows."""
-    NODE_MISSING = "node-missing"
-    """A node that the profile requires does not exist (yet)."""
-    NODE_MISMATCH = "node-mismatch"
-    """A node's number differs from what sysfs says, or something else is at its path."""
-    PATH_CONFLICT = "path-conflict"
-    """Two functions with one node path: both look again."""
-    SETTLING = "settling"
-    """Ready but for ``settle``: the facts are too new."""
-    UDEV = "udev"
-    """udev has not dealt with all of its nodes yet."""
-    HELD = "held"
-    """A claim holds it."""
-    FOREIGN_DUPLICATE = "foreign-duplicate"
-    """A foreign file in the same directory defines the same device."""
-    FOREIGN_FILE = "foreign-file"
-    """A file that is not ours has the name of the spec file."""
-    STATIC_DEV = "static-dev"
-    """/dev is not the kernel's own, and the configuration does not allow that."""
-    INVALID = "invalid"
-    """Its entry would break a rule of CDI."""
-    VERSION_PIN = "version-pin"
-    """Its entry needs a newer ``cdiVersion`` than the configuration allows."""
-    UNREADABLE = "unreadable"
-    """The function could not be read."""
-    DEAD = "dead"
-    """It does not answer any more."""
-    BLOCKED = "blocked"
-    """A withdrawal of one of its paths failed; it waits until that is done."""
-    STORE = "store"
-    """Its spec file could not be written; it is tried again."""
+# Kernel, drivers/vfio and drivers/iommu: drivers that do not keep a group from being viable.
+_HARMLESS_DRIVERS: Final = frozenset({"pci-stub", "pcieport"})
+_DISPLAY: Final = 0x03
+_ACCELERATOR: Final = 0x12
+_OWN_ROLES: Final = (NodeRole.CARD, NodeRole.RENDER, NodeRole.ACCEL)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Fingerprint:
-    """The facts that a published entry depends on: if they differ, the entry goes at once."""
+def desired(
+    inventory: Inventory,
+    profiles: Sequence[Profile],
+    holds: Iterable[Hold],
+    policy: Policy,
+) -> Desired:
+    """Tell what should be published of what a look has found.
 
-    inode: int
-    driver: str | None
-    nodes: tuple[tuple[str, DeviceNumber | None], ...]
-    """Path and number of each node that the entry gives, sorted by path; shared ones too."""
+    Args:
+        profiles: In order of precedence, as ``load_builtin`` and ``merge`` give them.
+        holds: What claims hold, at most one for a function.
+    """
+    situation = _Situation(inventory, tuple(profiles), holds, policy)
+    offers: list[Offer] = []
+    withheld = [
+        Withheld(address, None, Reason.UNREADABLE, f"it could not be read: {why}")
+        for address, why in inventory.dropped.items()
+    ]
+    for function in situation.functions:
+        for profile in situation.profiles_of(function):
+            judged = situation.judge(function, profile)
+            if isinstance(judged, Offer):
+                offers.append(judged)
+            else:
+                kind = _kind(function, profile)
+                withheld.append(
+                    Withheld(function.address, kind, judged.reason, judged.detail),
+                )
+        if not situation.profiles_of(function) and _is_worth_a_word(function):
+            withheld.append(situation.unmatched(function))
+    unique, doubled = _without_doubles(offers)
+    return Desired(
+        offers=unique,
+        withheld=tuple(
+            sorted(
+                (*withheld, *doubled),
+                key=lambda each: (address_order(each.address), each.kind or ""),
+            ),
+        ),
+        nodes=tuple(
+            _orphan(orphan, situation.profiles)
+            for orphan in sorted(inventory.orphans, key=lambda orphan: orphan.node.path)
+            if orphan.node.role in _OWN_ROLES
+        ),
+    )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Offer:
-    """What one device contributes to one kind."""
-
-    kind: Kind
-    address: Address
-    device: Device
-    """Its entry, valid by CDI's rules."""
-    fingerprint: Fingerprint
-    unsettled: tuple[Node, ...] = ()
-    """Nodes that udev's database does not have yet."""
-    in_all: bool = False
-    """Whether ``all`` includes it: on its own driver, no VF, not claimed."""
+def _is_worth_a_word(function: Function) -> bool:
+    """Whether people expect a word about a function that no profile recognises."""
+    is_candidate = function.class_code >> 16 in {_DISPLAY, _ACCELERATOR}
+    return is_candidate or any(node.role in _OWN_ROLES for node in function.nodes)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Withheld:
-    """A device that is not published, and why."""
-
-    address: Address
-    kind: Kind | None
-    """The kind in which it is missing; None if no profile recognises it."""
-    reason: Reason
-    detail: str
-    """One sentence for people."""
+def _kind(function: Function, profile: Profile) -> Kind:
+    """The kind in which a function would be published as it is driven now."""
+    return (profile.vfio_kind if function.on_vfio else None) or profile.own_kind
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Desired:
-    """The result of ``desired``; at most one offer for a device in a kind."""
+def _orphan(orphan: Orphan, profiles: Iterable[Profile]) -> WithheldNode:
+    folder = orphan.devpath.split("/")
+    for profile in profiles:
+        parts = profile.partitions
+        if parts is not None and any(name.startswith(parts.prefix) for name in folder):
+            return WithheldNode(orphan.node.path, Reason.POLICY, parts.reason)
+    driver = f" (driver {orphan.driver})" if orphan.driver else ""
+    return WithheldNode(
+        orphan.node.path,
+        Reason.UNMATCHED,
+        f"it belongs to no PCI function{driver}",
+    )
 
-    offers: tuple[Offer, ...] = ()
-    withheld: tuple[Withheld, ...] = ()
+
+def _without_doubles(offers: Sequence[Offer]) -> tuple[tuple[Offer, ...], list[Withheld]]:
+    """Withhold every offer whose name another one of its kind has."""
+    counts = Counter((offer.kind, offer.device.name) for offer in offers)
+    unique: list[Offer] = []
+    doubled: list[Withheld] = []
+    for offer in offers:
+        name = offer.device.name
+        if counts[offer.kind, name] == 1:
+            unique.append(offer)
+        else:
+            detail = f"another device of {offer.kind} is called {name} too"
+            doubled.append(Withheld(offer.address, offer.kind, Reason.INVALID, detail))
+    return tuple(unique), doubled
+
+
+class _Situation:
+    """What a look has found, with what is needed of other functions to judge one."""
+
+    def __init__(
+        self,
+        inventory: Inventory,
+        profiles: tuple[Profile, ...],
+        holds: Iterable[Hold],
+        policy: Policy,
+    ) -> None:
+        self.profiles = profiles
+        self._inventory = inventory
+        self._policy = policy
+        self._holds = {hold.address: hold for hold in holds}
+        self.functions = sorted(
+            inventory.functions.values(),
+            key=lambda function: address_order(function.address),
+        )
+        self._owners: dict[str, set[Address | int]] = {}
+        self._groups: dict[int, list[Function]] = {}
+        indexed: dict[Kind, list[Address]] = {}
+        for function in self.functions:
+            for node in function.nodes:
+                # A group's node belongs to all functions of the group.
+                group = function.iommu_group if node.role is NodeRole.VFIO_GROUP else None
+                owner = function.address if group is None else group
+                self._owners.setdefault(node.path, set()).add(owner)
+            if function.iommu_group is not None:
+                self._groups.setdefault(function.iommu_group, []).append(function)
+            for profile in self.profiles_of(function):
+                if profile.naming is Naming.INDEX:
+                    for kind in profile.kinds:
+                        indexed.setdefault(kind, []).append(function.address)
+        self._index = {
+            kind: {address: number for number, address in enumerate(addresses)}
+            for kind, addresses in indexed.items()
+        }
+
+    def profiles_of(self, function: Function) -> tuple[Profile, ...]:
+        """The profiles of a function."""
+        return profiles_of(function, self.profiles)
+
+    def judge(self, function: Function, profile: Profile) -> Offer | Refusal:
+        """Offer what a profile gives of a function, or say why not."""
+        kind = _kind(function, profile)
+        refusal = self._refusal(function, profile)
+        if refusal is not None:
+            return refusal
+        wanted = shared_paths(function, profile)
+        shared = tuple(self._inventory.shared.get(path) for path in wanted)
+        offer = offer_of(function, profile, kind, self._name(function, profile, kind), shared)
+        if isinstance(offer, Refusal):
+            return offer
+        for path, _ in offer.fingerprint.nodes:
+            if path not in wanted and len(self._owners.get(path, ())) > 1:
+                others = sorted(map(str, self._owners[path] - {function.address}))
+                detail = f"{path} belongs to {', '.join(others)} too"
+                return Refusal(Reason.PATH_CONFLICT, detail)
+        needed = rules.device_version(offer.device)
+        if not rules.fits(needed, self._policy.version):
+            detail = f"its entry needs cdiVersion {needed}; the configuration allows no later than"
+            return Refusal(Reason.VERSION_PIN, f"{detail} {self._policy.version}")
+        if function.address in self._holds:
+            return dataclasses.replace(offer, in_all=False)
+        return offer
+
+    def unmatched(self, function: Function) -> Withheld:
+        """Say that no profile recognises a function."""
+        if self._is_ignored(function):
+            reason, detail = Reason.IGNORED, "the configuration says so"
+        else:
+            driver = f"driver {function.driver}" if function.driver else "no driver"
+            kind_of = "" if function.nodes_of(NodeRole.RENDER) else ", no render node"
+            reason = Reason.UNMATCHED
+            detail = f"no profile recognises {function.pci_id} ({driver}{kind_of})"
+        return Withheld(function.address, None, reason, detail)
+
+    def _refusal(self, function: Function, profile: Profile) -> Refusal | None:
+        """Why a function is withheld whatever its nodes are."""
+        if self._is_ignored(function):
+            return Refusal(Reason.IGNORED, "the configuration says so")
+        if held := self._held(function):
+            return held
+        if not self._inventory.environment.devtmpfs and not self._policy.static_dev:
+            detail = "/dev is not the kernel's own, so its nodes may be those of another time"
+            return Refusal(Reason.STATIC_DEV, detail)
+        if profile.sriov is SrIov.PF and function.is_vf:
+            return Refusal(Reason.POLICY, f"it is a VF, and profile {profile.name} takes none")
+        if profile.sriov is SrIov.VF and function.virtfns:
+            return Refusal(
+                Reason.POLICY, f"it is a PF with VFs: profile {profile.name} takes those"
+            )
+        return self._unviable(function) if function.on_vfio else None
+
+    def _held(self, function: Function) -> Refusal | None:
+        """What a claim has against it: done, it is published again in the claim's mode."""
+        hold = self._holds.get(function.address)
+        if hold is None:
+            return None
+        if not hold.settled:
+            return Refusal(Reason.HELD, f"claim {hold.claim} is moving it")
+        if (hold.mode is HoldMode.VFIO) is not function.on_vfio:
+            detail = f"claim {hold.claim} holds it for {hold.mode}, but it is on"
+            return Refusal(Reason.HELD, f"{detail} {function.driver or 'no driver'}")
+        return None
+
+    def _is_ignored(self, function: Function) -> bool:
+        return not self._policy.ignore.isdisjoint((function.address, function.pci_id))
+
+    def _unviable(self, function: Function) -> Refusal | None:
+        """Who keeps the IOMMU group of a function from being used."""
+        if function.iommu_group is None:
+            return None
+        in_the_way = [
+            f"{member.address} ({member.driver})"
+            for member in self._groups[function.iommu_group]
+            if not member.is_bridge
+            and not member.on_vfio
+            and member.driver is not None
+            and normalise_driver(member.driver) not in _HARMLESS_DRIVERS
+        ]
+        if not in_the_way:
+            return None
+        detail = f"in its IOMMU group {function.iommu_group} a driver of the host has"
+        return Refusal(Reason.GROUP_NOT_VIABLE, f"{detail} {', '.join(in_the_way)}")
+
+    def _name(self, function: Function, profile: Profile, kind: Kind) -> str:
+        if profile.naming is Naming.ADDRESS:
+            return function.address
+        if profile.naming is Naming.INDEX:
+            return str(self._index[kind][function.address])
+        first = function.nodes_of(*(nodes.role for nodes in profile.nodes))
+        if profile.naming is Naming.CARD and first and not function.on_vfio:
+            return first[0].name
+        return f"{function.address.replace(':', '-').replace('.', '-')}-0x{function.device:04x}"
+
+
+# --- specs ----------------------------------------------------------------------------------------
+
+
+def assemble(offers: Iterable[Offer]) -> dict[Kind, Spec]:
+    """Put offers together to one spec for each kind, with the entry ``all`` where there is one.
+
+    Raises:
+        SpecError: A device is itself called ``all``.
+    """
+    by_kind: dict[Kind, list[Offer]] = {}
+    for offer in offers:
+        if offer.device.name == rules.ALL:
+            raise SpecError(f"a device of {offer.kind} is called {rules.ALL}")
+        by_kind.setdefault(offer.kind, []).append(offer)
+    specs = {}
+    for kind, members in sorted(by_kind.items()):
+        members.sort(key=lambda offer: address_order(offer.address))
+        devices = [offer.device for offer in members]
+        union = _union([offer.device for offer in members if offer.in_all])
+        specs[kind] = Spec(kind, (*devices, union) if union else tuple(devices))
+    return specs
+
+
+def _union(devices: Sequence[Device]) -> Device | None:
+    """One entry that gives what all of these give; what several give, once."""
+    if not devices:
+        return None
+    nodes: dict[str, DeviceNode] = {}
+    mounts: dict[str, Mount] = {}
+    env: dict[str, str] = {}
+    hooks: dict[Hook, None] = {}
+    gids: set[int] = set()
+    annotations: dict[str, str] = {}
+    for device in devices:
+        edits = device.edits
+        nodes.update((node.path, node) for node in edits.device_nodes)
+        mounts.update((mount.container_path, mount) for mount in edits.mounts)
+        env.update((entry.partition("=")[0], entry) for entry in edits.env)
+        hooks.update(dict.fromkeys(edits.hooks))
+        gids.update(edits.additional_gids)
+        annotations.update(device.annotations)
+    edits = ContainerEdits(
+        device_nodes=tuple(nodes.values()),
+        mounts=tuple(mount for path, mount in mounts.items() if path not in nodes),
+        env=tuple(env.values()),
+        hooks=tuple(hooks),
+        additional_gids=tuple(sorted(gids)),
+    )
+    return Device(rules.ALL, edits, tuple(sorted(annotations.items())))

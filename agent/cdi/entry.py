@@ -1,0 +1,182 @@
+"""One function and one profile: its entry, or why it has none.
+
+Pure, and by the function's own facts and the shared nodes alone, so that the result can be kept
+as long as those stay the same. What other functions have to say about it is ``cdi.desired``'s.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Iterable
+from typing import Final
+
+from agent.cdi import rules
+from agent.cdi.offers import Fingerprint, Offer, Reason
+from agent.cdi.profile import Access, Backend, Profile, knows
+from agent.cdi.spec import ContainerEdits, Device, Kind, Mount
+from agent.host.model import Function, Node, NodeRole, NodeState
+
+VFIO_CONTAINER: Final = "/dev/vfio/vfio"
+"""The legacy back end's shared node."""
+IOMMUFD: Final = "/dev/iommu"
+"""The newer back end's shared node."""
+
+# bind: it is a node, not a file system; no nodev, or it could not be opened.
+_LINK_OPTIONS: Final = ("bind", "nosuid", "noexec")
+_STATES: Final = {
+    NodeState.MISSING: (Reason.NODE_MISSING, "does not exist"),
+    NodeState.MISMATCH: (Reason.NODE_MISMATCH, "is not the node that sysfs lists"),
+    NodeState.UNREADABLE: (Reason.UNREADABLE, "cannot be examined"),
+}
+
+
+_Given = tuple[Node, Access]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why there is no offer."""
+
+    reason: Reason
+    detail: str
+    """One sentence for people."""
+
+
+def shared_paths(function: Function, profile: Profile) -> tuple[str, ...]:
+    """Paths of the nodes of no single function that an entry may give."""
+    if function.on_vfio:
+        return (VFIO_CONTAINER, IOMMUFD)
+    return tuple(node.path for node in profile.shared)
+
+
+@functools.lru_cache(maxsize=16384)
+def offer_of(
+    function: Function,
+    profile: Profile,
+    kind: Kind,
+    name: str,
+    shared: tuple[Node | None, ...],
+) -> Offer | Refusal:
+    """Offer a function by its own facts and the shared nodes, or say why not.
+
+    Args:
+        shared: The nodes at the paths that ``shared_paths`` gives, in its order.
+    """
+    given = (_on_vfio if function.on_vfio else _on_own_driver)(function, profile, shared)
+    if isinstance(given, Refusal):
+        return given
+    nodes = tuple(node for node, _ in given)
+    device_nodes = tuple(access.to_node(node.path) for node, access in given)
+    edits = ContainerEdits(device_nodes)
+    if not function.on_vfio:
+        edits = profile.edits(device_nodes, _mounts(function, nodes) if profile.links else ())
+    device = Device(name, edits, tuple(sorted(profile.annotations.items())))
+    if problems := rules.device_problems(device):
+        return Refusal(Reason.INVALID, "; ".join(problems))
+    return Offer(
+        kind=kind,
+        address=function.address,
+        device=device,
+        fingerprint=Fingerprint(
+            inode=function.inode,
+            driver=function.driver,
+            nodes=tuple((node.path, node.number) for node in sorted(nodes, key=_path)),
+        ),
+        unsettled=tuple(node for node in nodes if not node.settled),
+        in_all=not function.on_vfio and not function.is_vf,
+    )
+
+
+def _mounts(function: Function, nodes: Iterable[Node]) -> tuple[Mount, ...]:
+    """Udev's links that lead to these nodes; one that leads elsewhere by now is left out."""
+    paths = {node.path for node in nodes}
+    return tuple(
+        Mount(link.path, link.path, _LINK_OPTIONS)
+        for link in function.links
+        if link.target in paths
+    )
+
+
+def _on_own_driver(
+    function: Function,
+    profile: Profile,
+    shared: tuple[Node | None, ...],
+) -> tuple[_Given, ...] | Refusal:
+    """The function's nodes, then the shared ones."""
+    if refusal := _wrong_driver(function, profile):
+        return refusal
+    given: list[_Given] = []
+    for nodes in profile.nodes:
+        found = function.nodes_of(nodes.role)
+        if nodes.required:
+            if not found:
+                return Refusal(Reason.NODE_MISSING, f"it has no {nodes.role} node")
+            if refusal := _first_refusal(found):
+                return refusal
+        given += ((node, nodes) for node in found if node.counts)
+    if not given:
+        return Refusal(Reason.NODE_MISSING, "it has none of the nodes that its profile gives")
+    for wanted, node in zip(profile.shared, shared, strict=True):
+        if node is not None and node.counts:
+            given.append((node, wanted))
+        elif wanted.required:
+            return Refusal(Reason.NODE_MISSING, f"{wanted.path} does not exist")
+    return tuple(given)
+
+
+def _wrong_driver(function: Function, profile: Profile) -> Refusal | None:
+    if function.driver is None:
+        return Refusal(Reason.NO_DRIVER, "no driver has it")
+    for name, sentence in profile.foreign.items():
+        if knows((name,), function.driver):
+            return Refusal(Reason.FOREIGN_DRIVER, sentence)
+    if profile.drivers and not knows(profile.drivers, function.driver):
+        return _foreign(function, profile)
+    return None
+
+
+def _on_vfio(
+    function: Function,
+    profile: Profile,
+    shared: tuple[Node | None, ...],
+) -> tuple[_Given, ...] | Refusal:
+    """Exactly one back end."""
+    vfio = profile.vfio
+    if vfio is None:
+        return _foreign(function, profile)
+    container, iommufd = shared
+    legacy = (VFIO_CONTAINER, container, function.nodes_of(NodeRole.VFIO_GROUP))
+    newer = (IOMMUFD, iommufd, function.nodes_of(NodeRole.VFIO_CDEV))
+    ways = {
+        Backend.LEGACY: (legacy,),
+        Backend.IOMMUFD: (newer,),
+        Backend.AUTO: (legacy, newer),
+    }[vfio.backend]
+    refusals = []
+    for path, node, own in ways:
+        if not own:
+            refusals.append(Refusal(Reason.NODE_MISSING, f"it has no node for {path}"))
+        elif refusal := _first_refusal(own):
+            refusals.append(refusal)
+        elif node is None or not node.counts:
+            refusals.append(Refusal(Reason.NODE_MISSING, f"{path} does not exist"))
+        else:
+            return tuple((each, vfio) for each in (node, *own))
+    return refusals[0]
+
+
+def _foreign(function: Function, profile: Profile) -> Refusal:
+    known = ", ".join(profile.drivers) or "a driver of its own"
+    detail = f"it is on {function.driver}, and profile {profile.name} publishes it on {known}"
+    return Refusal(Reason.FOREIGN_DRIVER, detail)
+
+
+def _path(node: Node) -> str:
+    return node.path
+
+
+def _first_refusal(nodes: Iterable[Node]) -> Refusal | None:
+    for node in nodes:
+        if not node.counts:
+            reason, sentence = _STATES[node.state]
+            return Refusal(reason, f"{node.path} {sentence}")
+    return None

@@ -1,0 +1,122 @@
+"""What ``desired`` results in: offers, and what is withheld with the reason. Pure; only types."""
+
+import dataclasses
+import enum
+
+from agent.cdi.spec import Device, Kind
+from agent.host.model import Address, DeviceNumber, Node
+
+
+class Reason(enum.StrEnum):
+    """Why a device is not published: a closed set, used as a metric's label."""
+
+    UNMATCHED = "unmatched"
+    """No profile recognises the function, though it has nodes or a display class."""
+    IGNORED = "ignored"
+    """The configuration says so."""
+    POLICY = "policy"
+    """The profile recognises it and publishes nothing for it (PF with VFs, partition, …)."""
+    NO_DRIVER = "no-driver"
+    FOREIGN_DRIVER = "foreign-driver"
+    """Its driver belongs to another toolkit, or is none that the profile knows."""
+    NODE_MISSING = "node-missing"
+    """A node that the profile requires does not exist (yet)."""
+    NODE_MISMATCH = "node-mismatch"
+    """A node's number differs from what sysfs says, or something else is at its path."""
+    PATH_CONFLICT = "path-conflict"
+    """Two functions with one node path: both look again."""
+    SETTLING = "settling"
+    """Ready but for ``settle``: the facts are too new."""
+    UDEV = "udev"
+    """udev has not dealt with all of its nodes yet."""
+    HELD = "held"
+    """A claim holds it."""
+    FOREIGN_DUPLICATE = "foreign-duplicate"
+    """A foreign file in the same directory defines the same device."""
+    FOREIGN_FILE = "foreign-file"
+    """A file that is not ours has the name of the spec file."""
+    GROUP_NOT_VIABLE = "group-not-viable"
+    """It is on VFIO, but a function of its IOMMU group is on a driver of the host."""
+    STATIC_DEV = "static-dev"
+    """/dev is not the kernel's own, and the configuration does not allow that."""
+    INVALID = "invalid"
+    """Its entry would break a rule of CDI."""
+    VERSION_PIN = "version-pin"
+    """Its entry needs a newer ``cdiVersion`` than the configuration allows."""
+    UNREADABLE = "unreadable"
+    """The function could not be read."""
+    DEAD = "dead"
+    """It does not answer any more."""
+    BLOCKED = "blocked"
+    """A withdrawal of one of its paths failed; it waits until that is done."""
+    STORE = "store"
+    """Its spec file could not be written; it is tried again."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """The facts that a published entry depends on: if they differ, the entry goes at once."""
+
+    inode: int
+    driver: str | None
+    nodes: tuple[tuple[str, DeviceNumber | None], ...]
+    """Path and number of each node that the entry gives, sorted by path; shared ones too."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Offer:
+    """What one device contributes to one kind."""
+
+    kind: Kind
+    address: Address
+    device: Device
+    """Its entry, valid by CDI's rules."""
+    fingerprint: Fingerprint
+    unsettled: tuple[Node, ...] = ()
+    """Nodes that udev's database does not have yet."""
+    in_all: bool = False
+    """Whether ``all`` includes it: on its own driver, no VF, not claimed."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Withheld:
+    """A device that is not published, and why."""
+
+    address: Address
+    kind: Kind | None
+    """The kind in which it is missing; None if no profile recognises it."""
+    reason: Reason
+    detail: str
+    """One sentence for people."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WithheldNode:
+    """A node of no PCI function, which is not published: a partition, a card of the firmware's."""
+
+    path: str
+    reason: Reason
+    detail: str
+    """One sentence for people."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Desired:
+    """The result of ``desired``; at most one offer for a device in a kind."""
+
+    offers: tuple[Offer, ...] = ()
+    withheld: tuple[Withheld, ...] = ()
+    nodes: tuple[WithheldNode, ...] = ()
+    """Display and accelerator nodes that belong to no function."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Policy:
+    """What the configuration decides beside the profiles."""
+
+    ignore: frozenset[str] = frozenset()
+    """Addresses (``0000:03:00.0``) and ids (``8086:e212``), in lower case."""
+    static_dev: bool = False
+    """Publish even if /dev is not the kernel's own."""
+    version: str | None = None
+    """The pin: no entry may need a later ``cdiVersion``."""
