@@ -5,14 +5,14 @@ full queue turns them into one "look at everything", as an overflow of the socke
 else may.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import dataclasses
 from collections import Counter
 
 from agent.host.model import Hint
+from agent.reconcile.ports import Looker, SpecStore
+from agent.reconcile.rules import Rules
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -20,7 +20,16 @@ class Stop:
     """The last message: end after the pass that is under way."""
 
 
-Message = Hint | Stop
+@dataclasses.dataclass(frozen=True, slots=True)
+class Reconfigure:
+    """A new configuration, checked already; the next pass looks at everything by it."""
+
+    rules: Rules
+    scanner: Looker
+    store: SpecStore
+
+
+Message = Hint | Reconfigure | Stop
 
 
 class Inbox:
@@ -50,21 +59,20 @@ class Inbox:
         except asyncio.QueueFull:
             if self._lost is None:
                 self.overflows += 1
-                self._lost = Hint(
-                    reason="queue-full", everything=True, received=hint.received
-                )
+                self._lost = Hint(reason="queue-full", everything=True, received=hint.received)
 
-    def stop(self) -> None:
-        """Ask the reconciler to end; hints that still wait may be dropped for it."""
-        while True:
-            try:
-                self._queue.put_nowait(Stop())
-            except asyncio.QueueFull:
-                self._queue.get_nowait()
-            else:
-                return
+    def order(self, message: Reconfigure | Stop) -> None:
+        """Add a message that must not be lost: for it, hints that wait become "everything"."""
+        try:
+            self._queue.put_nowait(message)
+        except asyncio.QueueFull:
+            waiting = [self._queue.get_nowait() for _ in range(self._queue.qsize())]
+            orders = [other for other in waiting if not isinstance(other, Hint)]
+            for other in (*orders, message):
+                self._queue.put_nowait(other)
+            self._lost = Hint(reason="queue-full", everything=True)
 
-    async def batch(self, timeout: float | None) -> list[Message]:
+    async def batch(self, timeout: float | None) -> list[Message]:  # noqa: ASYNC109 - empty is an answer, no error
         """Everything that waits, after waiting for one message; empty if none came in time.
 
         Args:

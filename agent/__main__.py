@@ -1,0 +1,5 @@
+"""``python -m agent`` is ``cdi-agent``."""
+
+from agent.cli import main
+
+main()

@@ -1,0 +1,93 @@
+"""The command line: one module per command, imported only when it is asked for.
+
+A command raises; this module alone turns an error into a sentence, a hint and an exit code after
+sysexits.h. Results go to standard output, everything else to standard error.
+"""
+
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Final, NoReturn
+
+import click
+
+from agent import __version__
+from agent.errors import AgentError, ExitCode
+
+COMMANDS: Final[Mapping[str, str]] = {
+    "run": "Follow the host and keep its CDI specs true: the service.",
+    "scan": "Show what this host has, what would be published, and why not.",
+    "generate": "Bring the CDI specs up to date once.",
+    "check-config": "Check a configuration file.",
+    "demo": "Watch the agent at work on a simulated host; needs no GPU and no root.",
+}
+"""Every command with its help line; ``agent.cli.<command>`` has a click command ``command``."""
+
+
+class _Commands(click.Group):
+    """A group that knows its commands by name and imports the one that runs."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        return list(COMMANDS)
+
+    def get_command(
+        self,
+        ctx: click.Context,  # noqa: ARG002 - click's signature
+        cmd_name: str,
+    ) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"agent.cli.{cmd_name.replace('-', '_')}")
+        command: click.Command = module.command
+        return command
+
+    def format_commands(
+        self,
+        ctx: click.Context,  # noqa: ARG002 - click's signature
+        formatter: click.HelpFormatter,
+    ) -> None:
+        """List the commands without importing any of them."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(
+    __version__, "-V", "--version", prog_name="cdi-agent", message="%(prog)s %(version)s"
+)
+def cli() -> None:
+    """Keep a GPU host's CDI specs true."""
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Run a command and end the process with its exit code."""
+    sys.exit(execute(argv))
+
+
+def execute(argv: Sequence[str] | None = None) -> int:
+    """Run a command; errors become a sentence on standard error and an exit code."""
+    try:
+        result = cli.main(args=argv, prog_name="cdi-agent", standalone_mode=False)
+        sys.stdout.flush()
+    except click.ClickException as error:
+        error.show()
+        return ExitCode.USAGE if isinstance(error, click.UsageError) else ExitCode.FAILURE
+    except AgentError as error:
+        report(error)
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return 128 + signal.SIGINT
+    except BrokenPipeError:
+        # The reader (a pager, `head`) has seen enough; Python must not complain at its exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitCode.OK
+    return int(result) if isinstance(result, int) else ExitCode.OK
+
+
+def report(error: AgentError) -> None:
+    """Tell a person what went wrong and what to do about it."""
+    click.echo(f"cdi-agent: {error.sentence}", err=True)
+    if error.hint is not None:
+        click.echo(f"  hint: {error.hint}", err=True)

@@ -1,0 +1,448 @@
+"""From what is wanted and what is on disk to the actions that close the gap. Pure.
+
+The rules, in the order in which they matter:
+
+1. **Withdraw at once.** An entry on disk that the facts no longer bear out goes in this pass: it
+   is missing from the target, or it gives a node that the target's entry does not, or its
+   device's fingerprint (driver, nodes, identity) changed.
+2. **Publish when ready.** An offer that is not on disk waits until udev has dealt with its nodes
+   (bounded by ``udev_timeout``) and its facts have been the same for ``settle`` (bounded by
+   ``settle_max``). An entry that an earlier run left on disk, and that is still true, stays.
+3. **All withdrawals come before all publications**, across files. A file that loses and gains is
+   therefore written twice; between the two it holds what it had and keeps.
+4. **A failed withdrawal blocks** every publication that would use the same path, and what failed
+   is tried again with growing delay, unless the content that is wanted changes.
+
+Time is an argument. What has to be remembered is ``Memory``; when to look again is ``wake_at``.
+"""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from agent.cdi.desired import Desired, Offer, Reason, Withheld, assemble
+from agent.cdi.files import Action, DeleteSpec, Disk, SetAside, SpecFile, WriteSpec
+from agent.cdi.render import render
+from agent.cdi.spec import Device, Spec
+from agent.reconcile.rules import Layout, Timing
+from agent.reconcile.state import Key, Memory, Recheck, Retry, Track
+
+ALL: Final = "all"
+
+TRANSIENT: Final = frozenset({Reason.SETTLING, Reason.UDEV})
+"""Reasons that end by themselves within ``settle_max`` or ``udev_timeout``."""
+
+CONTRADICTIONS: Final = frozenset(
+    {Reason.PATH_CONFLICT, Reason.NODE_MISMATCH, Reason.UNREADABLE},
+)
+"""Reasons that may be a look at a moving host: looked at again without an event."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do now, and what is waited for."""
+
+    withdrawals: tuple[Action, ...]
+    publications: tuple[Action, ...]
+    published: Mapping[Key, str]
+    """What is on disk once all of it is done, with its CDI device name."""
+    withheld: tuple[Withheld, ...]
+    memory: Memory
+    wake_at: float | None
+    """Monotonic time at which to plan again even without news."""
+    unconfirmed: tuple[Key, ...] = ()
+    """Published without udev's word, since ``udev_timeout`` has passed."""
+
+    @property
+    def actions(self) -> tuple[Action, ...]:
+        """Every action, in the order in which they have to be done."""
+        return self.withdrawals + self.publications
+
+
+def plan(  # noqa: PLR0913 - the inputs of the one decision; grouping them would hide what decides
+    desired: Desired,
+    disk: Disk,
+    memory: Memory,
+    *,
+    layout: Layout,
+    timing: Timing,
+    now: float,
+    heard: float | None = None,
+    udevd: bool = True,
+    stuck: frozenset[str] = frozenset(),
+) -> Plan:
+    """Decide what to write and delete.
+
+    Args:
+        desired: What should be published, were every device ready.
+        disk: The spec directories as they are.
+        memory: What the previous plan remembered.
+        layout: Where files go.
+        timing: How long things are waited for.
+        now: Monotonic seconds.
+        heard: When the message arrived that led to this look; ``now`` if none did.
+        udevd: Whether a udevd will deal with new nodes.
+        stuck: Node paths of entries whose withdrawal just failed.
+    """
+    memory = _remember(desired, disk, memory, layout, timing, now, now if heard is None else heard)
+    situation = _Situation(desired, disk, memory, layout, timing, now, udevd)
+    verdicts = _judge(situation, stuck)
+    files = _files(situation, verdicts)
+    waiting = frozenset().union(*(file.lost for file in files if file.withdrawal_waits)) - stuck
+    if waiting:
+        # A withdrawal that waits for its next try blocks its paths as one that failed just now.
+        verdicts = _judge(situation, stuck | waiting)
+        files = _files(situation, verdicts)
+    return _result(situation, verdicts, files)
+
+
+def failed(memory: Memory, action: Action, problem: str, *, now: float, timing: Timing) -> Memory:
+    """Remember that an action failed, so that the next plan waits before it tries again."""
+    before = memory.retries.get(action.path)
+    attempts = 1 if before is None else before.attempts + 1
+    delay = min(timing.retry_first * 2 ** min(attempts - 1, 30), timing.retry_max)
+    retry = Retry(attempts=attempts, at=now + delay, content=_content(action), problem=problem)
+    return dataclasses.replace(memory, retries={**memory.retries, action.path: retry})
+
+
+def succeeded(memory: Memory, action: Action) -> Memory:
+    """Forget the failures of a file that could be written or deleted."""
+    rest = {path: retry for path, retry in memory.retries.items() if path != action.path}
+    return dataclasses.replace(memory, retries=rest)
+
+
+def lost_paths(file: SpecFile | None, target: Spec | None) -> frozenset[str]:
+    """The node paths that a file gives and that its new content would no longer give.
+
+    Counted per entry: a path that moves from one device to another is lost by the first.
+    """
+    if file is None:
+        return frozenset()
+    wanted = {} if target is None else {device.name: device for device in target.devices}
+    return frozenset().union(
+        *(
+            _paths(device) - (_paths(wanted[name]) if name in wanted else frozenset())
+            for name, device in file.devices.items()
+        ),
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Situation:
+    """The inputs of one plan, after memory was brought up to date."""
+
+    desired: Desired
+    disk: Disk
+    memory: Memory
+    layout: Layout
+    timing: Timing
+    now: float
+    udevd: bool
+
+    def entry_on_disk(self, offer: Offer) -> Device | None:
+        file = self.disk.ours.get(self.layout.path(offer.kind))
+        return None if file is None else file.devices.get(offer.device.name)
+
+    def waits(self, action: Action) -> bool:
+        """Whether just this was tried in vain, and its time to be tried again has not come."""
+        retry = self.memory.retries.get(action.path)
+        return retry is not None and retry.content == _content(action) and self.now < retry.at
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Verdict:
+    """What becomes of one offer."""
+
+    offer: Offer
+    stays: bool = False
+    """It is on disk, gives the same nodes, and is still true."""
+    ready: bool = False
+    """It may be written if it is not on disk."""
+    confirmed: bool = True
+    """udev has dealt with its nodes, or there is no udev."""
+    reason: Reason | None = None
+    detail: str = ""
+    wake_at: float | None = None
+    adopt: str | None = None
+    """The foreign file that stands in its way and may be set aside."""
+
+    @property
+    def publish(self) -> bool:
+        return self.reason is None
+
+    @property
+    def key(self) -> Key:
+        return (self.offer.kind, self.offer.address)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _FilePlan:
+    """What becomes of one path."""
+
+    withdrawal: Action | None
+    publication: Action | None
+    lost: frozenset[str]
+    withdrawal_waits: bool = False
+    publication_waits: bool = False
+
+
+def _content(action: Action) -> bytes | None:
+    return action.content if isinstance(action, WriteSpec) else None
+
+
+def _paths(device: Device) -> frozenset[str]:
+    return frozenset(node.host_path or node.path for node in device.edits.device_nodes)
+
+
+def _remember(
+    desired: Desired,
+    disk: Disk,
+    memory: Memory,
+    layout: Layout,
+    timing: Timing,
+    now: float,
+    heard: float,
+) -> Memory:
+    """Carry the tracks over: facts that changed start anew, devices that went are forgotten."""
+    tracks: dict[Key, Track] = {}
+    for offer in desired.offers:
+        key = (offer.kind, offer.address)
+        track = memory.tracks.get(key)
+        if track is None:
+            track = Track(offer.fingerprint, since=now, first=now, heard=heard)
+        elif track.fingerprint != offer.fingerprint:
+            file = disk.ours.get(layout.path(offer.kind))
+            was_published = file is not None and offer.device.name in file.devices
+            first = now if was_published else track.first
+            track = Track(offer.fingerprint, now, first, heard, trusted=False)
+        tracks[key] = track
+    nodes = {(node.path, node.number) for offer in desired.offers for node in offer.unsettled}
+    return dataclasses.replace(
+        memory,
+        tracks=tracks,
+        udev_done=frozenset(node for node in memory.udev_done if node in nodes),
+        recheck=_recheck(desired, memory.recheck, now, timing),
+    )
+
+
+def _judge(situation: _Situation, stuck: frozenset[str]) -> tuple[_Verdict, ...]:
+    users = Counter(path for o in situation.desired.offers for path in _paths(o.device))
+    stuck = frozenset(path for path in stuck if users[path] <= 1)  # a shared node stays true
+    foreign = {
+        (file.kind, name): file.path
+        for file in situation.disk.foreign
+        if file.same_directory
+        for name in file.names
+    }
+    occupied = {file.path for file in situation.disk.foreign}
+    verdicts = []
+    for offer in situation.desired.offers:
+        verdict = _readiness(situation, offer)
+        path = situation.layout.path(offer.kind)
+        other = foreign.get((offer.kind, offer.device.name))
+        if path in occupied or other is not None:
+            in_the_way = path if path in occupied else other
+            verdict = _Verdict(
+                offer,
+                reason=Reason.FOREIGN_FILE if path in occupied else Reason.FOREIGN_DUPLICATE,
+                detail=f"{path} exists and was not written by cdi-agent"
+                if path in occupied
+                else f"{other} defines {offer.kind}={offer.device.name} too",
+                adopt=in_the_way if situation.layout.adopt and verdict.publish else None,
+            )
+        elif verdict.publish and not verdict.stays and _paths(offer.device) & stuck:
+            verdict = _Verdict(
+                offer,
+                reason=Reason.BLOCKED,
+                detail="an old entry with one of its nodes could not be withdrawn yet",
+            )
+        verdicts.append(verdict)
+    return tuple(verdicts)
+
+
+def _readiness(situation: _Situation, offer: Offer) -> _Verdict:
+    timing, now = situation.timing, situation.now
+    track = situation.memory.tracks[offer.kind, offer.address]
+    entry = situation.entry_on_disk(offer)
+    same = entry is not None and _paths(entry) == _paths(offer.device)
+    if same and track.trusted:
+        return _Verdict(offer, stays=True)
+    waiting = [
+        node
+        for node in offer.unsettled
+        if node.number is None or (node.path, node.number) not in situation.memory.udev_done
+    ]
+    udev_at = track.since + timing.udev_timeout
+    if waiting and situation.udevd and now < udev_at:
+        names = ", ".join(node.path for node in waiting)
+        detail = f"udev has not dealt with {names} yet"
+        return _Verdict(offer, reason=Reason.UDEV, detail=detail, wake_at=udev_at)
+    settle_at = min(track.since + timing.settle, track.first + timing.settle_max)
+    if now < settle_at:
+        return _Verdict(
+            offer, reason=Reason.SETTLING, detail="its facts are too new", wake_at=settle_at
+        )
+    return _Verdict(offer, ready=True, confirmed=not (waiting and situation.udevd))
+
+
+def _assemble(situation: _Situation, offers: Iterable[Offer]) -> dict[str, Spec]:
+    """The specs of these offers by path, without an ``all`` that a foreign file defines."""
+    taken = {
+        file.kind for file in situation.disk.foreign if file.same_directory and ALL in file.names
+    }
+    specs: dict[str, Spec] = {}
+    for kind, spec in assemble(tuple(offers)).items():
+        devices = spec.devices
+        if kind in taken:
+            devices = tuple(device for device in devices if device.name != ALL)
+        specs[situation.layout.path(kind)] = dataclasses.replace(spec, devices=devices)
+    return specs
+
+
+def _files(situation: _Situation, verdicts: Sequence[_Verdict]) -> tuple[_FilePlan, ...]:
+    target = _assemble(situation, (v.offer for v in verdicts if v.publish))
+    staying = _assemble(situation, (v.offer for v in verdicts if v.publish and v.stays))
+    ours = situation.disk.ours
+    plans = [
+        _FilePlan(DeleteSpec(path, None), None, frozenset()) for path in situation.disk.leftovers
+    ]
+    # What a foreign file leaves is published by the next plan, which sees that it is gone.
+    plans += [
+        _FilePlan(SetAside(path, kind), None, frozenset())
+        for path, kind in sorted({(v.adopt, v.offer.kind) for v in verdicts if v.adopt})
+    ]
+    plans += [
+        _file(situation, path, ours.get(path), staying.get(path), target.get(path))
+        for path in sorted({*ours, *target})
+    ]
+    return tuple(
+        dataclasses.replace(
+            plan,
+            withdrawal_waits=plan.withdrawal is not None and situation.waits(plan.withdrawal),
+            publication_waits=plan.publication is not None and situation.waits(plan.publication),
+        )
+        for plan in plans
+    )
+
+
+def _file(
+    situation: _Situation,
+    path: str,
+    file: SpecFile | None,
+    staying: Spec | None,
+    target: Spec | None,
+) -> _FilePlan:
+    layout = situation.layout
+    before = {} if file is None else dict(file.devices)
+    after = {} if target is None else {device.name: device for device in target.devices}
+    lost = lost_paths(file, target)
+    gone = tuple(sorted(before.keys() - after.keys()))
+    content = None if file is None else file.content
+    withdrawal: Action | None = None
+    if file is not None and (lost or gone or target is None):
+        kind = file.spec.kind if file.spec is not None else None
+        if staying is None:
+            withdrawal = DeleteSpec(path, kind, withdraws=tuple(sorted(before)), loses=lost)
+            content = None
+        else:
+            names = {device.name for device in staying.devices}
+            content = render(staying, suffix=layout.format)
+            withdrawal = WriteSpec(
+                path,
+                staying.kind,
+                content,
+                withdraws=tuple(sorted(before.keys() - names)),
+                loses=lost,
+                delete_if_unwritable=not lost.isdisjoint(_offered_elsewhere(situation, before)),
+            )
+    publication: Action | None = None
+    if target is not None:
+        wanted = render(target, suffix=layout.format)
+        if wanted != content:
+            kept = {} if withdrawal is not None and staying is None else before
+            publication = WriteSpec(
+                path,
+                target.kind,
+                wanted,
+                publishes=tuple(sorted(after.keys() - kept.keys())),
+            )
+    return _FilePlan(withdrawal, publication, lost)
+
+
+def _offered_elsewhere(situation: _Situation, before: Mapping[str, Device]) -> frozenset[str]:
+    """Node paths that now belong to another device than the one that the file names."""
+    found: set[str] = set()
+    for offer in situation.desired.offers:
+        entry = before.get(offer.device.name)
+        found |= _paths(offer.device) - (frozenset() if entry is None else _paths(entry))
+    return frozenset(found)
+
+
+def _result(
+    situation: _Situation, verdicts: Sequence[_Verdict], files: Sequence[_FilePlan]
+) -> Plan:
+    withdrawals = [f.withdrawal for f in files if f.withdrawal and not f.withdrawal_waits]
+    publications = [
+        f.publication
+        for f in files
+        # A file whose withdrawal waits is not published over: both are one content to its readers.
+        if f.publication and not f.publication_waits and not f.withdrawal_waits
+    ]
+    postponed = {
+        action.path
+        for f in files
+        for action, waits in (
+            (f.withdrawal, f.withdrawal_waits),
+            (f.publication, f.publication_waits or f.withdrawal_waits),
+        )
+        if action is not None and waits
+    }
+    withheld = list(situation.desired.withheld)
+    published: dict[Key, str] = {}
+    tracks = dict(situation.memory.tracks)
+    for verdict in verdicts:
+        path = situation.layout.path(verdict.offer.kind)
+        reason, detail = verdict.reason, verdict.detail
+        if verdict.ready:
+            tracks[verdict.key] = dataclasses.replace(tracks[verdict.key], trusted=True)
+            if path in postponed:
+                reason = Reason.STORE
+                detail = situation.memory.retries[path].problem
+        if reason is None:
+            published[verdict.key] = verdict.offer.device.name
+        else:
+            withheld.append(Withheld(verdict.offer.address, verdict.offer.kind, reason, detail))
+    retries = {
+        path: retry
+        for path, retry in situation.memory.retries.items()
+        if path in postponed or any(path == a.path for a in (*withdrawals, *publications))
+    }
+    recheck = situation.memory.recheck
+    wakes = [v.wake_at for v in verdicts if v.wake_at is not None]
+    wakes += [retries[path].at for path in postponed]
+    if recheck.addresses:
+        wakes.append(recheck.at)
+    if any(isinstance(action, SetAside) for action in withdrawals):
+        wakes.append(situation.now)
+    return Plan(
+        withdrawals=tuple(withdrawals),
+        publications=tuple(publications),
+        published=published,
+        withheld=tuple(sorted(withheld, key=lambda w: (w.address, w.kind or "", w.reason))),
+        memory=dataclasses.replace(situation.memory, tracks=tracks, retries=retries),
+        wake_at=min(wakes, default=None),
+        unconfirmed=tuple(v.key for v in verdicts if v.ready and not v.confirmed),
+    )
+
+
+def _recheck(desired: Desired, before: Recheck, now: float, timing: Timing) -> Recheck:
+    """When to look again at facts that contradict each other; no event may come to say so."""
+    addresses = frozenset(w.address for w in desired.withheld if w.reason in CONTRADICTIONS)
+    if not addresses:
+        return Recheck()
+    if addresses == before.addresses and now < before.at:
+        return before
+    attempts = before.attempts + 1 if addresses == before.addresses else 0
+    delay = min(timing.recheck_first * 2 ** min(attempts, 30), timing.recheck_max)
+    return Recheck(addresses=addresses, attempts=attempts, at=now + delay)

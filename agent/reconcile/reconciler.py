@@ -1,0 +1,387 @@
+"""The loop, to be read from top to bottom: messages in, a pass, a report.
+
+One task runs it and nobody else changes the state. A pass looks at what the messages hint at,
+computes what is desired, plans, and acts: all withdrawals, then all publications. It never asks
+what a message *said*: a lost, doubled or forged one costs a look and nothing else.
+
+What blocks for a moment (reading /sys, /dev and the spec directories) runs in a thread; nothing
+that can block for ever is done here. A pass is not interrupted: ``Stop`` ends the loop after the
+pass that is under way, so no rename ever happens late.
+"""
+
+import asyncio
+import dataclasses
+import functools
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+import structlog
+
+from agent.cdi.desired import Desired, Reason, Withheld, desired
+from agent.cdi.files import Action, DeleteSpec, Disk, WriteSpec
+from agent.errors import AgentError, LookError, StoreError
+from agent.host.model import EVERYTHING, DeviceNumber, Hint, Inventory, Scope, scope_of, widen
+from agent.reconcile.messages import Inbox, Message, Reconfigure, Stop
+from agent.reconcile.news import news
+from agent.reconcile.plan import TRANSIENT, Plan, failed, plan, succeeded
+from agent.reconcile.ports import Looker, SpecStore, Watchdog
+from agent.reconcile.rules import Rules
+from agent.reconcile.state import Key, Memory, PassReport, State
+
+_log = structlog.get_logger()
+
+BOOT_POLL = 0.1
+"""Seconds between looks while READY waits for udev to load a driver: its end sends no event."""
+
+
+@dataclasses.dataclass(slots=True)
+class _Acts:
+    """What a pass has done so far; lives for one pass."""
+
+    memory: Memory
+    done: list[Action] = dataclasses.field(default_factory=list)
+    failures: list[tuple[Action, str]] = dataclasses.field(default_factory=list)
+    withdrawn_at: float = 0.0
+
+
+class Reconciler:
+    """Owns the state and runs the passes.
+
+    Args:
+        inbox: Where messages come from.
+        scanner: Reads the host.
+        store: Reads and writes the spec directories.
+        rules: What the configuration decides.
+        on_pass: Called after every pass, in the loop's thread; must not block or raise.
+        blind: Whether a source of events is down or deaf at the moment.
+        watchdog: Fed at every turn of the loop, by the task that does the work.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        inbox: Inbox,
+        scanner: Looker,
+        store: SpecStore,
+        rules: Rules,
+        on_pass: Callable[[PassReport, State], None] = lambda _report, _state: None,
+        blind: Callable[[], bool] = lambda: False,
+        watchdog: Watchdog | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._inbox = inbox
+        self._scanner = scanner
+        self._store = store
+        self._rules = rules
+        self._on_pass = on_pass
+        self._blind = blind
+        self._watchdog = watchdog
+        self._clock = clock
+        self._state = State()
+        self._started = clock()
+        self._looked_at_all = -math.inf
+        self._wake_at = math.inf
+        self.ready = asyncio.Event()
+        """Set after the first pass that leaves nothing to wait for, or after ``ready_timeout``."""
+
+    def snapshot(self) -> State:
+        """The state after the latest pass."""
+        return self._state
+
+    async def run(self) -> None:
+        """Run passes until told to stop; the first one looks at everything."""
+        hints = [Hint(reason="start", everything=True, received=self._clock())]
+        while True:
+            await self.run_pass(hints)
+            messages: list[Message] = []
+            while not messages and self._clock() < self._due_at:
+                messages = await self._inbox.batch(self._turn())
+            for message in messages:
+                match message:
+                    case Stop():
+                        return
+                    case Reconfigure():
+                        self._rules = message.rules
+                        self._scanner = message.scanner
+                        self._store = message.store
+                    case Hint():
+                        pass
+            hints = [message for message in messages if isinstance(message, Hint)]
+            if any(isinstance(message, Reconfigure) for message in messages):
+                hints.append(Hint(reason="reload", everything=True, received=self._clock()))
+
+    async def settle(self) -> State:
+        """Run passes without news until nothing is waited for, bounded by ``ready_timeout``."""
+        hints = [Hint(reason="start", everything=True, received=self._clock())]
+        while True:
+            await self.run_pass(hints)
+            if self.ready.is_set():
+                return self._state
+            await asyncio.sleep(max(0.0, self._wake_at - self._clock()))
+            hints = []
+
+    async def run_pass(self, hints: Sequence[Hint]) -> PassReport:
+        """One pass: look, decide, act, account.
+
+        Args:
+            hints: What may have changed; none when only time has passed.
+        """
+        started = self._clock()
+        before = self._state
+        scope = self._scope(hints, started)
+
+        # Look. Both readings take one thread hop; from here on, facts and files are values.
+        try:
+            inventory, disk = await asyncio.to_thread(self._look, scope, before.inventory)
+        except (LookError, StoreError) as error:
+            return self._blocked(hints, scope, started, error)
+        if scope.everything:
+            self._looked_at_all = started
+
+        # Decide.
+        wanted = desired(inventory, self._rules.profiles, (), self._rules.policy)
+        decide = functools.partial(
+            plan,
+            wanted,
+            layout=self._rules.layout,
+            timing=self._rules.timing,
+            heard=min((hint.received for hint in hints), default=started),
+            udevd=inventory.environment.udevd,
+        )
+        memory = dataclasses.replace(
+            before.memory, udev_done=before.memory.udev_done | _udev_done(hints)
+        )
+        decision = decide(disk, memory, now=self._clock())
+
+        # Act.
+        acts = _Acts(decision.memory)
+        await self._perform(decision.withdrawals, acts)
+        if acts.failures:
+            # What could not be withdrawn keeps its paths: nothing else may be given them.
+            stuck = frozenset(path for action, _ in acts.failures for path in action.loses)
+            disk = await asyncio.to_thread(self._store.read)
+            decision = decide(disk, acts.memory, now=self._clock(), stuck=stuck)
+            acts.memory = decision.memory
+        acts.withdrawn_at = self._clock()
+        await self._perform(decision.publications, acts)
+        if acts.done:
+            disk = await asyncio.to_thread(self._store.read)
+
+        # Account.
+        state = self._next_state(inventory, wanted, disk, decision, acts)
+        report = self._report(hints, scope, started, state, acts)
+        self._state = state
+        self._tell(before, state, report, decision)
+        self._on_pass(report, state)
+        return report
+
+    def _turn(self) -> float:
+        """Feed the watchdog; seconds until it wants to be fed again, or a pass is due."""
+        wait = self._due_at - self._clock()
+        if self._watchdog is not None:
+            self._watchdog.feed_watchdog()
+            if self._watchdog.watchdog_interval is not None:
+                wait = min(wait, self._watchdog.watchdog_interval)
+        return max(0.0, wait)
+
+    @property
+    def _due_at(self) -> float:
+        """When the next pass is due without news."""
+        return min(self._wake_at, self._resync_at)
+
+    @property
+    def _resync_at(self) -> float:
+        rules = self._rules
+        period = min(rules.resync, rules.resync_blind) if self._blind() else rules.resync
+        return self._looked_at_all + period
+
+    def _scope(self, hints: Sequence[Hint], now: float) -> Scope:
+        """What this pass reads: what the hints name, and whatever is waited for."""
+        booting = not self.ready.is_set() and self._state.inventory.environment.udev_queue
+        if now >= self._resync_at or booting:
+            return EVERYTHING
+        memory = self._state.memory
+        awaited = {w.address for w in self._state.withheld if w.reason in TRANSIENT}
+        awaited |= memory.recheck.addresses
+        inventory = self._state.inventory
+        return scope_of(hints, inventory) | widen(Scope(addresses=frozenset(awaited)), inventory)
+
+    def _look(self, scope: Scope, previous: Inventory) -> tuple[Inventory, Disk]:
+        """Read the host and the spec directories; runs in a thread."""
+        return self._scanner.scan(scope, previous), self._store.read()
+
+    async def _perform(self, actions: Iterable[Action], acts: _Acts) -> None:
+        """Do these actions in order; a failure is remembered and the rest goes on."""
+        for action in actions:
+            try:
+                await self._store.apply(action)
+            except StoreError as error:
+                acts.failures.append((action, error.sentence))
+                acts.memory = failed(
+                    acts.memory,
+                    action,
+                    error.sentence,
+                    now=self._clock(),
+                    timing=self._rules.timing,
+                )
+                _log.error(
+                    "spec-write-failed" if isinstance(action, WriteSpec) else "spec-delete-failed",
+                    path=action.path,
+                    kind=action.kind,
+                    problem=error.sentence,
+                    hint=error.hint,
+                    attempt=acts.memory.retries[action.path].attempts,
+                )
+            else:
+                acts.done.append(action)
+                acts.memory = succeeded(acts.memory, action)
+
+    def _next_state(
+        self,
+        inventory: Inventory,
+        wanted: Desired,
+        disk: Disk,
+        decision: Plan,
+        acts: _Acts,
+    ) -> State:
+        """What is true now, read back from the disk rather than believed of the actions."""
+        path = self._rules.layout.path
+        published: dict[Key, str] = {}
+        withheld = list(decision.withheld)
+        for key, name in decision.published.items():
+            file = disk.ours.get(path(key[0]))
+            if file is not None and name in file.devices:
+                published[key] = name
+            else:
+                retry = acts.memory.retries.get(path(key[0]))
+                detail = "its spec file is not on disk" if retry is None else retry.problem
+                withheld.append(Withheld(key[1], key[0], Reason.STORE, detail))
+        retries = acts.memory.retries
+        wakes = [retry.at for retry in retries.values()]
+        if decision.wake_at is not None:
+            wakes.append(decision.wake_at)
+        if not self.ready.is_set():
+            quiet = not _is_starting(inventory, withheld)
+            if quiet or self._clock() >= self._started + self._rules.ready_timeout:
+                self.ready.set()
+            else:
+                wakes.append(self._clock() + BOOT_POLL)
+        self._wake_at = min(wakes, default=math.inf)
+        return State(
+            inventory=inventory,
+            desired=wanted,
+            disk=disk,
+            memory=acts.memory,
+            published=published,
+            withheld=tuple(sorted(withheld, key=lambda w: (w.address, w.kind or "", w.reason))),
+            passes=self._state.passes + 1,
+            problems=tuple(retry.problem for retry in retries.values()),
+        )
+
+    def _blocked(
+        self, hints: Sequence[Hint], scope: Scope, started: float, error: AgentError
+    ) -> PassReport:
+        """A pass that ended before it began: the host or the spec directory cannot be read.
+
+        The state stays as it was, and the next pass looks at everything: nothing is believed of
+        what was not read.
+        """
+        before = self._state
+        if error.sentence not in before.problems:
+            _log.error("look-failed", problem=error.sentence, hint=error.hint)
+        self._state = dataclasses.replace(
+            before, passes=before.passes + 1, problems=(error.sentence,)
+        )
+        self._looked_at_all = -math.inf
+        self._wake_at = self._clock() + self._rules.resync_blind
+        report = PassReport(
+            id=self._state.passes,
+            reasons=Counter(hint.reason for hint in hints),
+            started=started,
+            duration=self._clock() - started,
+            looked_at=None if scope.everything else len(scope.addresses),
+            problems=(error.sentence,),
+        )
+        self._on_pass(report, self._state)
+        return report
+
+    def _report(
+        self,
+        hints: Sequence[Hint],
+        scope: Scope,
+        started: float,
+        state: State,
+        acts: _Acts,
+    ) -> PassReport:
+        now = self._clock()
+        before = self._state.published
+        withdrew = tuple(sorted(before.keys() - state.published.keys()))
+        published = tuple(sorted(state.published.keys() - before.keys()))
+        heard = min((hint.received for hint in hints), default=started)
+        tracks = acts.memory.tracks
+        return PassReport(
+            id=state.passes,
+            reasons=Counter(hint.reason for hint in hints),
+            started=started,
+            duration=now - started,
+            looked_at=None if scope.everything else len(scope.addresses),
+            wrote=tuple((a.kind, a.path) for a in acts.done if isinstance(a, WriteSpec)),
+            deleted=tuple((a.kind, a.path) for a in acts.done if isinstance(a, DeleteSpec)),
+            failed=tuple((a.kind, a.path, problem) for a, problem in acts.failures),
+            withdrew=withdrew,
+            published=published,
+            withdraw_latency=acts.withdrawn_at - heard if withdrew else None,
+            publish_latencies=tuple(
+                now - tracks[key].heard for key in published if key in tracks and acts.done
+            ),
+        )
+
+    def _tell(self, before: State, state: State, report: PassReport, decision: Plan) -> None:
+        """One canonical line a pass, and one for each thing that is new to its reader."""
+        for item in news(before, state, unconfirmed=decision.unconfirmed):
+            _log.log(item.level, item.event, **item.fields)
+        names = {**before.published, **state.published}
+        _log.log(
+            logging.INFO if report.changed else logging.DEBUG,
+            "pass",
+            pass_id=report.id,
+            reasons=dict(report.reasons),
+            looked_at="all" if report.looked_at is None else report.looked_at,
+            published=[f"{kind}={names[kind, address]}" for kind, address in report.published],
+            withdrew=[f"{kind}={names[kind, address]}" for kind, address in report.withdrew],
+            wrote=[path for _, path in report.wrote],
+            deleted=[path for _, path in report.deleted],
+            failed=[path for _, path, _ in report.failed],
+            took_ms=round(report.duration * 1000, 3),
+            withdraw_ms=_milliseconds(report.withdraw_latency),
+            publish_ms=_milliseconds(max(report.publish_latencies, default=None)),
+        )
+
+
+def _is_starting(inventory: Inventory, withheld: Iterable[Withheld]) -> bool:
+    """Whether something that the start has to wait for is still under way.
+
+    A unit that is ordered after basic.target starts seconds before udev has loaded the DRM
+    driver: READY would then come before the spec, and engines would start containers.
+    """
+    waited = set(TRANSIENT)
+    if inventory.environment.udev_queue:
+        waited.add(Reason.NO_DRIVER)
+    return any(w.reason in waited for w in withheld)
+
+
+def _udev_done(hints: Iterable[Hint]) -> frozenset[tuple[str, DeviceNumber]]:
+    """The nodes that udev says it has dealt with."""
+    return frozenset(
+        (hint.node_path, hint.node_number)
+        for hint in hints
+        if hint.udev_done and hint.node_path is not None and hint.node_number is not None
+    )
+
+
+def _milliseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 3)
