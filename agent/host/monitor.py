@@ -11,9 +11,11 @@ What may never happen is silence that nobody notices:
   reads the error and clears it; the reader goes on, and one look at everything makes up for the
   loss.
 - **Deafness.** Without udevd's control file, libudev joins no multicast group and says nothing.
-  The socket's own address tells: no group, no messages. The state says so, the source is opened
-  again and again, and each attempt asks for a look at everything.
-- **Death.** Any other error of the socket closes it; it is opened anew, with growing delay.
+  The socket's own address tells: no group, no messages.
+- **Death.** Any other error of the socket closes it.
+
+A source that is deaf or dead says so in its state, for whose time the reconciler looks by the
+clock, and is opened anew with growing delay.
 
 The order that matters: a source is opened (and collects messages) before the first look, and every
 time it is opened *again* a look at everything follows.
@@ -46,8 +48,7 @@ BATCH: Final = 128
 """Messages read before the loop's other tasks have their turn: about 3 ms."""
 FIRST_DELAY: Final = 0.25
 LONGEST_DELAY: Final = 30.0
-"""Seconds between attempts to open a source; the longest is also how long a change can stay unseen
-while none succeeds."""
+"""Seconds between attempts to open a source."""
 QUIET: Final = 60.0
 """Seconds between two log lines about the same trouble; every case is counted."""
 
@@ -178,7 +179,7 @@ class _UdevConnection:
             try:
                 netlink.set_receive_buffer_size(receive_buffer)
             except PermissionError:  # above net.core.rmem_max, without CAP_NET_ADMIN
-                _log.info("receive buffer stays as it is", source=source, wanted=receive_buffer)
+                _log.info("receive-buffer-refused", source=source, wanted=receive_buffer)
         netlink.start()
         self._netlink: _Netlink | None = netlink
         self._socket = socket.socket(fileno=os.dup(netlink.fileno()))
@@ -321,21 +322,23 @@ class Monitor:
             SourceUnavailableError: The socket died, and this process can never open another.
         """
         delay = FIRST_DELAY
+        looked_as = SourceState.UP
         try:
             while True:
                 if self._connection is None:
                     self.listen()
-                # What came before is covered by a look that starts now; while nothing can be
-                # heard, each attempt brings one, so that nothing stays unseen for long.
-                self._look_everywhere(
-                    "opened" if self.state is SourceState.UP else str(self.state), time.monotonic()
-                )
                 if self._connection is not None:
+                    # What came before this moment is covered by a look that starts after it.
+                    self._look_everywhere("opened", time.monotonic())
                     heard = self.events.total()
                     await self._read_until_it_dies(self._connection)
                     self.close()
                     if self.events.total() > heard:
                         delay = FIRST_DELAY
+                    looked_as = SourceState.UP
+                elif self.state is not looked_as:
+                    self._look_everywhere(self.state.value, time.monotonic())
+                    looked_as = self.state
                 await self._sleep(delay)
                 delay = min(delay * 2, LONGEST_DELAY)
         finally:
@@ -411,17 +414,21 @@ class Monitor:
         if state is self._announced:
             return
         self._announced = state
-        say = _log.info if state is SourceState.UP else _log.warning
-        say(f"source is {state}", source=self.source, **details)
+        match state:
+            case SourceState.UP:
+                _log.info("source-up", source=self.source)
+            case SourceState.DEAF:
+                _log.warning("source-deaf", source=self.source, **details)
+            case SourceState.DOWN:
+                _log.warning("source-down", source=self.source, **details)
 
     def _complain(self, trouble: str, now: float) -> None:
         """Log a trouble that can come a thousand times a second; the counters have every case."""
         last = self._trouble_logged.get(trouble)
-        if last is None or now - last >= QUIET:
-            self._trouble_logged[trouble] = now
-            _log.warning(
-                f"source: {trouble}: looking at everything",
-                source=self.source,
-                overflows=self.overflows,
-                malformed=self.malformed,
-            )
+        if last is not None and now - last < QUIET:
+            return
+        self._trouble_logged[trouble] = now
+        if trouble == "overflow":
+            _log.warning("source-overflow", source=self.source, overflows=self.overflows)
+        else:
+            _log.warning("source-malformed", source=self.source, malformed=self.malformed)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 import pytest
+import pyudev
 import structlog
 
 from agent.errors import SourceUnavailableError
@@ -382,12 +383,18 @@ async def test_a_dead_socket_is_opened_anew_and_everything_is_looked_at(error: O
     assert rig.monitor.opened == 2
 
 
-async def test_attempts_to_open_grow_rarer_and_each_asks_for_a_look_at_everything() -> None:
+async def test_attempts_to_open_grow_rarer() -> None:
     rig = Rig(*[OSError(errno.EMFILE, "Too many open files")] * 9)
     await running(rig, rig.finished.is_set)
     assert rig.delays == [FIRST_DELAY * 2**n for n in range(7)] + [LONGEST_DELAY] * 2
-    assert rig.reasons == ["down"] * 9
-    assert all(hint.everything for hint in rig.hints)
+
+
+async def test_while_it_cannot_be_opened_the_state_tells_whoever_looks_instead() -> None:
+    rig = Rig(Fed([CARD, PollError(0)]), *[OSError(errno.EMFILE, "Too many open files")] * 3)
+    with structlog.testing.capture_logs() as logs:
+        await running(rig, rig.finished.is_set)
+    assert rig.reasons == ["opened", "udev", "down"]
+    assert [entry["event"] for entry in logs] == ["source-up", "source-down"]
 
 
 async def test_a_socket_that_was_heard_resets_the_delay_and_a_mute_one_does_not() -> None:
@@ -396,13 +403,14 @@ async def test_a_socket_that_was_heard_resets_the_delay_and_a_mute_one_does_not(
     assert rig.delays == [FIRST_DELAY, FIRST_DELAY * 2, FIRST_DELAY]
 
 
-async def test_a_deaf_source_says_so_once_and_asks_for_looks_until_it_can_hear() -> None:
+async def test_a_deaf_source_says_so_once_and_is_opened_until_it_can_hear() -> None:
     deaf = [Fed(deaf=True) for _ in range(3)]
     rig = Rig(*deaf, Fed([CARD]))
     with structlog.testing.capture_logs() as logs:
-        await running(rig, lambda: len(rig.hints) == 5)
-    assert rig.reasons == ["deaf", "deaf", "deaf", "opened", "udev"]
-    assert [entry["event"] for entry in logs] == ["source is deaf", "source is up"]
+        await running(rig, lambda: len(rig.hints) == 3)
+    assert rig.reasons == ["deaf", "opened", "udev"]
+    assert rig.hints[0].everything
+    assert [entry["event"] for entry in logs] == ["source-deaf", "source-up"]
     assert all(fed.closed for fed in deaf)
 
 
@@ -468,3 +476,17 @@ def test_a_socket_that_may_never_be_had_is_an_error_with_advice(
 def test_a_socket_that_cannot_be_had_now_is_a_state(no_socket: Callable[[int], None]) -> None:
     no_socket(errno.EMFILE)
     assert Monitor.open("udev", lambda _: None).state is SourceState.DOWN
+
+
+def test_a_receive_buffer_above_the_limit_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for a process without CAP_NET_ADMIN."""
+
+    def refuse(*_: object) -> NoReturn:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(pyudev.Monitor, "set_receive_buffer_size", refuse)
+    with structlog.testing.capture_logs() as logs:
+        monitor = Monitor.open("kernel", lambda _: None, receive_buffer=1 << 30)
+    assert monitor.state is SourceState.UP
+    monitor.close()
+    assert [entry["event"] for entry in logs] == ["receive-buffer-refused", "source-up"]
