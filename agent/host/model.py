@@ -20,6 +20,7 @@ Address = NewType("Address", str)
 _ADDRESS: Final = r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
 ADDRESS_PATTERN: Final = re.compile(_ADDRESS)
 _LAST_ADDRESS: Final = re.compile(rf".*/({_ADDRESS})(?:/|$)", re.DOTALL)
+_ADDRESSES: Final = re.compile(rf"(?<![0-9a-f:]){_ADDRESS}(?![0-9a-f])")
 _PCIE_ROOT: Final = re.compile(r"/(pci[0-9a-f]{4,8}:[0-9a-f]{2})(?=/)")
 
 _BRIDGE: Final = 0x06
@@ -57,6 +58,11 @@ def pcie_root_of(devpath: str) -> str | None:
     """The root complex in a sysfs device path: its first part such as ``pci0000:00``."""
     match = _PCIE_ROOT.search(devpath)
     return None if match is None else match[1]
+
+
+def addresses_in(text: str) -> frozenset[Address]:
+    """All addresses in a text such as the name of a link: ``pci-0000:03:00.0-card``."""
+    return frozenset(map(Address, _ADDRESSES.findall(text)))
 
 
 def address_order(address: Address) -> tuple[int, str]:
@@ -208,9 +214,7 @@ class Function:
         Kernels since 6.0 say so by ``vfio-dev/``; before, only the driver's name tells
         (``vfio-pci`` and variants such as ``xe-vfio-pci``).
         """
-        return self.has_vfio_dev or (
-            self.driver is not None and "vfio" in normalise_driver(self.driver).split("-")
-        )
+        return self.has_vfio_dev or is_vfio_driver(self.driver)
 
     def nodes_of(self, *roles: NodeRole) -> tuple[Node, ...]:
         """Its nodes with one of these roles, in order."""
@@ -220,6 +224,11 @@ class Function:
 def normalise_driver(name: str) -> str:
     """One spelling for a driver and its module: ``vfio_pci`` has the driver ``vfio-pci``."""
     return name.replace("_", "-")
+
+
+def is_vfio_driver(name: str | None) -> bool:
+    """Whether a driver is one of VFIO's, by its name."""
+    return name is not None and "vfio" in normalise_driver(name).split("-")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -318,31 +327,44 @@ def scope_of(hints: Iterable[Hint], inventory: Inventory) -> Scope:
     hints = tuple(hints)
     if any(hint.everything for hint in hints):
         return EVERYTHING
-    addresses: set[Address] = set()
-    orphans = False
-    mentions: _Mentions | None = None
     # A burst repeats itself: what differs only in its time is looked up once.
-    for address, orphan, *words in {
-        (hint.address, hint.orphan, hint.group, hint.node_path, hint.node_number) for hint in hints
-    }:
-        found: set[Address | None] = set()
-        if address is not None:
-            found.add(address)
-        if orphan:
-            found.add(None)
-        for word in words:
-            if word is not None:
-                if mentions is None:
-                    mentions = _mentions(inventory)
-                found |= mentions.get(word, set())
+    news = {dataclasses.replace(hint, reason="", udev_done=False, received=0.0) for hint in hints}
+    mentions = _mentions(inventory) if any(map(_words, news)) else {}
+    concerned: set[Address | None] = set()
+    for hint in news:
+        found = _concerned(hint, mentions)
         if not found:
             return EVERYTHING
-        orphans = orphans or None in found
-        addresses.update(owner for owner in found if owner is not None)
-    return widen(Scope(addresses=frozenset(addresses), orphans=orphans), inventory)
+        concerned |= found
+    addresses = frozenset(owner for owner in concerned if owner is not None)
+    return widen(Scope(addresses=addresses, orphans=None in concerned), inventory)
 
 
 _Mentions = dict[str | DeviceNumber | int, set[Address | None]]
+
+_ORPHANS_IN: Final = ("/dev/dri/", "/dev/accel/")
+
+
+def _words(hint: Hint) -> list[str | DeviceNumber | int]:
+    """What a hint says of somebody whom it does not name."""
+    words = (hint.group, hint.node_path, hint.node_number)
+    return [word for word in words if word is not None]
+
+
+def _concerned(hint: Hint, mentions: _Mentions) -> set[Address | None]:
+    """Whom a hint is about; None stands for the orphans, nobody means that it cannot be told."""
+    found: set[Address | None] = set()
+    if hint.address is not None:
+        found.add(hint.address)
+    if hint.orphan:
+        found.add(None)
+    for word in _words(hint):
+        if word in mentions:
+            found |= mentions[word]
+        elif found and word is hint.node_path and hint.node_path.startswith(_ORPHANS_IN):
+            # A new card below a function may be none of its own: simpledrm's framebuffer.
+            found.add(None)
+    return found
 
 
 def _mentions(inventory: Inventory) -> _Mentions:

@@ -17,6 +17,7 @@ opened O_NONBLOCK, so that even a FIFO in a file's place keeps nobody waiting.
 import errno
 import os
 import re
+import stat
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Final, NoReturn, Self
@@ -182,6 +183,23 @@ def link(path: str) -> str | None:
         if error.errno in _GONE or error.errno == errno.EINVAL:
             return None
         _refuse(path, error)
+
+
+def text(path: str) -> str | None:
+    """All of a file that may be long, as /proc/self/mountinfo; None if it cannot be had."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError as error:
+        if error.errno in _OURS:
+            _refuse(path, error)
+        return None
+    with open(fd, encoding="utf-8", errors="surrogateescape") as file:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            return None
+        try:
+            return file.read()
+        except OSError:
+            return None
 
 
 def exists(path: str) -> bool:

@@ -1,0 +1,316 @@
+"""A look: which functions are read, and how what was read becomes one inventory.
+
+A full look reads every function. A partial one reads those of its scope, and then whatever sysfs
+says belongs to them now (slot, IOMMU group, PF, VFs), until nothing new turns up; the rest is as
+it was. If the scope covers all that changed, both give the same inventory.
+
+Two functions that list one path were read before and after it moved from one to the other: both
+are read again. One that still does, or that never holds still, is left to the next look.
+
+Read in every look, because it is cheap: nodes that belong to no function and are known by their
+path (``/dev/vfio/vfio``, ``/dev/kfd``), and what the host offers around its devices. Orphans (DRM
+and accel nodes that are no function's own) need a listing of all cards and connectors: only if the
+scope says so.
+
+No asyncio, no thread, no lock: the caller runs a look in one thread, and one look at a time.
+"""
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+from agent.errors import LookError
+from agent.host import sysfs
+from agent.host.devnodes import DevNodes, Links, StatNode, lstat_node, node_path
+from agent.host.function import (
+    ATTEMPTS,
+    DEVICES,
+    FunctionReader,
+    node_order,
+    owner_of_node,
+    role_of,
+)
+from agent.host.model import (
+    ADDRESS_PATTERN,
+    Address,
+    DeviceNumber,
+    Environment,
+    Function,
+    Inventory,
+    Neighbours,
+    Node,
+    NodeRole,
+    NodeState,
+    Orphan,
+    Scope,
+    address_order,
+)
+from agent.host.sysfs import Folder, UnreadableError
+
+SHARED: Final = ("/dev/iommu", "/dev/kfd", "/dev/vfio/vfio")
+"""The nodes that devices share and that are looked at on every host."""
+
+_CLASSES: Final = ("accel", "drm")
+
+
+class Scanner:
+    """Reads the facts of a host.
+
+    Args:
+        sys: The root of sysfs.
+        dev: The root of device nodes; they are reported as ``/dev/...`` whatever it is.
+        run: The root of udev's files.
+        proc: Says what is mounted at ``dev``.
+        stat_node: Says what is at a path below ``dev``.
+        extra_nodes: Paths below /dev that belong to no function, beyond those always looked at.
+    """
+
+    def __init__(
+        self,
+        *,
+        sys: Path = Path("/sys"),
+        dev: Path = Path("/dev"),
+        run: Path = Path("/run"),
+        proc: Path = Path("/proc"),
+        stat_node: StatNode = lstat_node,
+        extra_nodes: tuple[str, ...] = (),
+    ) -> None:
+        self._sys = str(sys).rstrip("/")
+        self._shared = tuple(sorted({*SHARED, *extra_nodes}))
+        self._nodes = DevNodes(dev=str(dev), run=str(run), proc=str(proc), stat_node=stat_node)
+        self._links = Links(self._nodes)
+        self._functions = FunctionReader(self._sys, self._nodes, self._links)
+
+    def scan(self, scope: Scope, previous: Inventory) -> Inventory:
+        """Look at the host.
+
+        Args:
+            scope: What to read, closed as ``model.widen`` closes it.
+            previous: The result of the latest look, which the rest is taken from.
+
+        Raises:
+            LookError: Nothing can be said about the host.
+        """
+        try:
+            look = _Look(self._functions, {} if scope.everything else previous.functions)
+            if scope.everything:
+                self._links.read()
+                look.read(self._listed())
+            else:
+                changed = self._links.read(scope.addresses)
+                look.read(_with_links_to(changed, previous, scope.addresses))
+                look.read(previous.dropped.keys() - look.done)
+                look.close_over(previous)
+            look.reread_conflicts()
+            orphans = previous.orphans
+            if scope.everything or scope.orphans:
+                orphans = self._orphans(look)
+            return Inventory(
+                functions=look.sorted_like(previous.functions),
+                shared=self._shared_nodes(),
+                orphans=orphans,
+                dropped=dict(sorted(look.dropped.items(), key=lambda d: address_order(d[0]))),
+                environment=self._environment(),
+            )
+        except BaseException:
+            self._links.forget()  # what they told of as changed has reached no inventory
+            raise
+
+    def _listed(self) -> list[Address]:
+        """The addresses of all functions."""
+        try:
+            names = sysfs.names(f"{self._sys}/{DEVICES}")
+        except UnreadableError as error:
+            raise LookError(f"cannot list the PCI functions: {error}") from error
+        if names is None:
+            if not sysfs.exists(f"{self._sys}/devices"):
+                raise LookError(
+                    f"{self._sys} is not sysfs: it has no devices",
+                    hint="mount sysfs there, or name its place",
+                )
+            return []  # a machine without PCI
+        return sorted(
+            (Address(name) for name in names if ADDRESS_PATTERN.fullmatch(name)),
+            key=address_order,
+        )
+
+    def _shared_nodes(self) -> dict[str, Node]:
+        """The nodes that are known by their path alone; those that are not there are left out."""
+        nodes = {}
+        for path in self._shared:
+            state, number = self._nodes.number(path)
+            if number is not None:
+                state = self._state_behind(path, number)
+            if state is NodeState.MISSING:
+                continue
+            nodes[path] = Node(
+                role=NodeRole.EXTRA,
+                name=path.rpartition("/")[2],
+                path=path,
+                number=number,
+                state=state,
+                settled=number is not None and self._nodes.settled(number),
+            )
+        return nodes
+
+    def _state_behind(self, path: str, number: DeviceNumber) -> NodeState:
+        """Whether the kernel has a device for a node that is there, and makes it at that path.
+
+        A node in /dev can be older than its device: systemd makes some at boot, so that opening
+        one loads its module.
+        """
+        place = f"{self._sys}/dev/char/{number}"
+        try:
+            with Folder(place) as folder:
+                uevent = folder.properties("uevent")
+            name = os.path.basename(sysfs.link(place) or "")
+        except FileNotFoundError:
+            return NodeState.MISSING
+        except UnreadableError:
+            return NodeState.UNREADABLE
+        # A slash in a device's name is an exclamation mark in sysfs (``dev_set_name``).
+        is_here = node_path(NodeRole.EXTRA, name.replace("!", "/"), uevent) == path
+        return NodeState.PRESENT if is_here else NodeState.MISMATCH
+
+    def _orphans(self, look: "_Look") -> tuple[Orphan, ...]:
+        """DRM and accel nodes that no function has."""
+        places: dict[str, str] = {}
+        for name in _CLASSES:
+            try:
+                entries = sysfs.names(f"{self._sys}/class/{name}") or ()
+            except UnreadableError as error:
+                raise LookError(f"cannot list the devices of {name}: {error}") from error
+            places |= {entry: name for entry in entries if role_of(name, entry) is not None}
+        taken = look.node_names()
+        found: dict[str, tuple[str, str]] = {}
+        for entry in places.keys() - taken:
+            target = _link(f"{self._sys}/class/{places[entry]}/{entry}")
+            if target is not None:
+                found[entry] = os.path.normpath(f"/class/{places[entry]}/{target}"), places[entry]
+        # A function's own node that it did not list: made since it was read.
+        owners = {owner_of_node(devpath) for devpath, _ in found.values()} - {None}
+        look.read(owner for owner in owners if owner is not None)
+        orphans = (
+            self._orphan(entry, kind, devpath)
+            for entry, (devpath, kind) in found.items()
+            if owner_of_node(devpath) is None
+        )
+        return tuple(
+            sorted(
+                (orphan for orphan in orphans if orphan is not None),
+                key=lambda orphan: node_order(orphan.node),
+            )
+        )
+
+    def _orphan(self, name: str, kind: str, devpath: str) -> Orphan | None:
+        """Read an orphan; None if it vanished or makes no sense."""
+        if not devpath.startswith("/devices/"):
+            return None
+        try:
+            with Folder(f"{self._sys}{devpath}") as folder:
+                number = folder.number("dev")
+                uevent = folder.properties("uevent")
+                role = role_of(kind, name, uevent.get("DEVTYPE", ""))
+                if number is None or role is None:
+                    return None
+                node = self._nodes.node(
+                    role, name, node_path(role, name, uevent), DeviceNumber(*number)
+                )
+                driver = folder.leads_to("device/driver")
+        except (FileNotFoundError, UnreadableError):
+            return None
+        return Orphan(node, devpath, None if driver is None else sysfs.printable(driver))
+
+    def _environment(self) -> Environment:
+        try:
+            groups = bool(sysfs.names(f"{self._sys}/kernel/iommu_groups"))
+        except UnreadableError:
+            groups = False
+        return self._nodes.environment(iommu=groups)
+
+
+class _Look:
+    """What one look has read so far."""
+
+    def __init__(self, reader: FunctionReader, known: Mapping[Address, Function]) -> None:
+        self._reader = reader
+        self._functions = dict(known)
+        self.done: set[Address] = set()
+        self.dropped: dict[Address, str] = {}
+
+    def read(self, addresses: Iterable[Address]) -> None:
+        """Read these functions, again if they were read before."""
+        for address in addresses:
+            self.done.add(address)
+            self._functions.pop(address, None)
+            self.dropped.pop(address, None)
+            try:
+                function = self._reader.read(address)
+            except UnreadableError as error:
+                self.dropped[address] = str(error)
+            else:
+                if function is not None:
+                    self._functions[address] = function
+
+    def close_over(self, previous: Inventory) -> None:
+        """Read what belongs to the functions that were read, until nothing new turns up."""
+        before: Neighbours | None = None
+        todo = set(self.done)
+        while todo:
+            found: set[Address] = set()
+            for address in todo:
+                function = self._functions.get(address)
+                if function is not None:
+                    found.update(self._reader.neighbours(function))
+            todo = found - self.done
+            if todo:  # rare: the scope has brought all that were known to belong to it
+                before = before or Neighbours(previous)
+                for address in tuple(todo):
+                    todo |= before.of(address) - self.done
+                self.read(todo)
+
+    def reread_conflicts(self) -> None:
+        """Read functions again that list one path, while that helps."""
+        for _ in range(ATTEMPTS):
+            owners: dict[str, list[Address]] = {}
+            for address, function in self._functions.items():
+                for node in function.nodes:
+                    if node.role is not NodeRole.VFIO_GROUP:
+                        owners.setdefault(node.path, []).append(address)
+            conflict = {a for addresses in owners.values() if len(addresses) > 1 for a in addresses}
+            if not conflict:
+                return
+            self.read(conflict)
+
+    def node_names(self) -> set[str]:
+        """The kernel's names of all nodes that functions have."""
+        return {node.name for function in self._functions.values() for node in function.nodes}
+
+    def sorted_like(self, previous: Mapping[Address, Function]) -> dict[Address, Function]:
+        """The functions in order of address."""
+        functions = self._functions
+        order = previous if functions.keys() == previous.keys() else None
+        return {
+            address: functions[address] for address in order or sorted(functions, key=address_order)
+        }
+
+
+def _with_links_to(
+    paths: set[str], inventory: Inventory, addresses: frozenset[Address]
+) -> Iterable[Address]:
+    """These functions, and those to whose nodes a link leads or led that has changed."""
+    if not paths:
+        return addresses
+    return addresses | {
+        function.address
+        for function in inventory.functions.values()
+        if any(node.path in paths for node in function.nodes)
+    }
+
+
+def _link(path: str) -> str | None:
+    try:
+        return sysfs.link(path)
+    except UnreadableError:
+        return None
