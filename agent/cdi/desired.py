@@ -12,6 +12,7 @@ the last pass costs no more than a look into a cache.
 """
 
 import dataclasses
+import functools
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -27,7 +28,7 @@ from agent.cdi.offers import (
     Withheld,
     WithheldNode,
 )
-from agent.cdi.profile import Naming, Profile, SrIov, profiles_of
+from agent.cdi.profile import Naming, Profile, SrIov, matcher
 from agent.cdi.spec import ContainerEdits, Device, DeviceNode, Hook, Kind, Mount, Spec
 from agent.errors import SpecError
 from agent.host.model import (
@@ -79,17 +80,15 @@ def desired(
         Withheld(address, None, Reason.UNREADABLE, f"it could not be read: {why}")
         for address, why in inventory.dropped.items()
     ]
-    for function in situation.functions:
-        for profile in situation.profiles_of(function):
+    for function, profiles_of_it in situation.functions:
+        for profile in profiles_of_it:
             judged = situation.judge(function, profile)
             if isinstance(judged, Offer):
                 offers.append(judged)
             else:
                 kind = _kind(function, profile)
-                withheld.append(
-                    Withheld(function.address, kind, judged.reason, judged.detail),
-                )
-        if not situation.profiles_of(function) and _is_worth_a_word(function):
+                withheld.append(Withheld(function.address, kind, judged.reason, judged.detail))
+        if not profiles_of_it:
             withheld.append(situation.unmatched(function))
     unique, doubled = _without_doubles(offers)
     return Desired(
@@ -133,6 +132,14 @@ def _orphan(orphan: Orphan, profiles: Iterable[Profile]) -> WithheldNode:
     )
 
 
+def _place(function: Function) -> tuple[int, str]:
+    return address_order(function.address)
+
+
+def _age(version: str) -> int:
+    return rules.VERSIONS.index(version)
+
+
 def _without_doubles(offers: Sequence[Offer]) -> tuple[tuple[Offer, ...], list[Withheld]]:
     """Withhold every offer whose name another one of its kind has."""
     counts = Counter((offer.kind, offer.device.name) for offer in offers)
@@ -146,6 +153,32 @@ def _without_doubles(offers: Sequence[Offer]) -> tuple[tuple[Offer, ...], list[W
             detail = f"another device of {offer.kind} is called {name} too"
             doubled.append(Withheld(offer.address, offer.kind, Reason.INVALID, detail))
     return tuple(unique), doubled
+
+
+def _owners(functions: Iterable[Function]) -> dict[str, set[Address | int]]:
+    """Whose a node path is: a function's, or that of all functions of an IOMMU group."""
+    owners: dict[str, set[Address | int]] = {}
+    for function in functions:
+        for node in function.nodes:
+            group = function.iommu_group if node.role is NodeRole.VFIO_GROUP else None
+            owner = function.address if group is None else group
+            owners.setdefault(node.path, set()).add(owner)
+    return owners
+
+
+def _index(
+    functions: Iterable[tuple[Function, tuple[Profile, ...]]],
+) -> dict[tuple[Kind, Address], int]:
+    """The place of each function in its kind, whether it is published or not."""
+    counts: Counter[Kind] = Counter()
+    places = {}
+    for function, profiles in functions:
+        for profile in profiles:
+            if profile.naming is Naming.INDEX:
+                for kind in profile.kinds:
+                    places[kind, function.address] = counts[kind]
+                    counts[kind] += 1
+    return places
 
 
 class _Situation:
@@ -162,33 +195,25 @@ class _Situation:
         self._inventory = inventory
         self._policy = policy
         self._holds = {hold.address: hold for hold in holds}
-        self.functions = sorted(
-            inventory.functions.values(),
-            key=lambda function: address_order(function.address),
-        )
-        self._owners: dict[str, set[Address | int]] = {}
-        self._groups: dict[int, list[Function]] = {}
-        indexed: dict[Kind, list[Address]] = {}
-        for function in self.functions:
-            for node in function.nodes:
-                # A group's node belongs to all functions of the group.
-                group = function.iommu_group if node.role is NodeRole.VFIO_GROUP else None
-                owner = function.address if group is None else group
-                self._owners.setdefault(node.path, set()).add(owner)
-            if function.iommu_group is not None:
-                self._groups.setdefault(function.iommu_group, []).append(function)
-            for profile in self.profiles_of(function):
-                if profile.naming is Naming.INDEX:
-                    for kind in profile.kinds:
-                        indexed.setdefault(kind, []).append(function.address)
-        self._index = {
-            kind: {address: number for number, address in enumerate(addresses)}
-            for kind, addresses in indexed.items()
-        }
+        # A server has hundreds of functions that nobody asks about: they go no further.
+        profiles_of = matcher(profiles)
+        functions = [
+            (function, found)
+            for function in inventory.functions.values()
+            if (found := profiles_of(function)) or _is_worth_a_word(function)
+        ]
+        self.functions = sorted(functions, key=lambda each: address_order(each[0].address))
+        """Each with its profiles, by address."""
+        self._owners = _owners(inventory.functions.values())
+        self._index = _index(self.functions)
 
-    def profiles_of(self, function: Function) -> tuple[Profile, ...]:
-        """The profiles of a function."""
-        return profiles_of(function, self.profiles)
+    @functools.cached_property
+    def _groups(self) -> dict[int, list[Function]]:
+        groups: dict[int, list[Function]] = {}
+        for function in self._inventory.functions.values():
+            if function.iommu_group is not None:
+                groups.setdefault(function.iommu_group, []).append(function)
+        return groups
 
     def judge(self, function: Function, profile: Profile) -> Offer | Refusal:
         """Offer what a profile gives of a function, or say why not."""
@@ -206,7 +231,7 @@ class _Situation:
                 others = sorted(map(str, self._owners[path] - {function.address}))
                 detail = f"{path} belongs to {', '.join(others)} too"
                 return Refusal(Reason.PATH_CONFLICT, detail)
-        needed = rules.device_version(offer.device)
+        needed = max(rules.device_version(offer.device), rules.kind_version(kind), key=_age)
         if not rules.fits(needed, self._policy.version):
             detail = f"its entry needs cdiVersion {needed}; the configuration allows no later than"
             return Refusal(Reason.VERSION_PIN, f"{detail} {self._policy.version}")
@@ -255,7 +280,8 @@ class _Situation:
         return None
 
     def _is_ignored(self, function: Function) -> bool:
-        return not self._policy.ignore.isdisjoint((function.address, function.pci_id))
+        ignore = self._policy.ignore
+        return bool(ignore) and not ignore.isdisjoint((function.address, function.pci_id))
 
     def _unviable(self, function: Function) -> Refusal | None:
         """Who keeps the IOMMU group of a function from being used."""
@@ -263,7 +289,7 @@ class _Situation:
             return None
         in_the_way = [
             f"{member.address} ({member.driver})"
-            for member in self._groups[function.iommu_group]
+            for member in sorted(self._groups[function.iommu_group], key=_place)
             if not member.is_bridge
             and not member.on_vfio
             and member.driver is not None
@@ -278,7 +304,7 @@ class _Situation:
         if profile.naming is Naming.ADDRESS:
             return function.address
         if profile.naming is Naming.INDEX:
-            return str(self._index[kind][function.address])
+            return str(self._index[kind, function.address])
         first = function.nodes_of(*(nodes.role for nodes in profile.nodes))
         if profile.naming is Naming.CARD and first and not function.on_vfio:
             return first[0].name

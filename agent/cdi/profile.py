@@ -15,7 +15,7 @@ one function from each other are refused by ``merge``: nothing depends on the or
 
 import enum
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -281,16 +281,30 @@ def ordered(profiles: Iterable[Profile]) -> tuple[Profile, ...]:
     )
 
 
-@functools.lru_cache(maxsize=16384)
-def profiles_of(function: Function, profiles: tuple[Profile, ...]) -> tuple[Profile, ...]:
-    """The profiles of a function: those that match it and take nothing from an earlier one."""
-    found: list[Profile] = []
-    taken: set[NodeRole] = set()
-    for profile in profiles:
-        if taken.isdisjoint(profile.roles) and profile.match(function):
-            found.append(profile)
-            taken |= profile.roles
-    return tuple(found)
+@functools.lru_cache(maxsize=8)
+def matcher(profiles: tuple[Profile, ...]) -> Callable[[Function], tuple[Profile, ...]]:
+    """Give the function that tells the profiles of a function, and remembers what it told."""
+
+    @functools.lru_cache(maxsize=16384)
+    def profiles_of(function: Function) -> tuple[Profile, ...]:
+        found: list[Profile] = []
+        taken: set[NodeRole] = set()
+        for profile in profiles:
+            if taken.isdisjoint(profile.roles) and profile.match(function):
+                found.append(profile)
+                taken |= profile.roles
+        return tuple(found)
+
+    return profiles_of
+
+
+def profiles_of(function: Function, profiles: Sequence[Profile]) -> tuple[Profile, ...]:
+    """The profiles of a function: those that match it and take nothing from an earlier one.
+
+    Args:
+        profiles: In order of precedence.
+    """
+    return matcher(tuple(profiles))(function)
 
 
 def shared_paths(profiles: Iterable[Profile]) -> frozenset[str]:
