@@ -1,0 +1,271 @@
+"""The loop on a simulated host: the promise, scene by scene, with real files."""
+
+import asyncio
+import dataclasses
+import functools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import structlog
+
+from agent.cdi.desired import Reason
+from agent.host.model import Hint
+from agent.reconcile.messages import Reconfigure, Stop
+from agent.simulate import UdevMode
+from agent.simulate.host import arc_b50, arc_b60
+from tests.reconcile.rig import Rig
+
+B50, B60 = "0000:03:00.0", "0000:07:00.0"
+NAME_B50, NAME_B60 = "0000-03-00-0-0xe212", "0000-07-00-0-0xe211"
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    yield Rig(tmp_path)
+    structlog.reset_defaults()
+
+
+@pytest.fixture
+async def one_gpu(rig: Rig) -> Rig:
+    """A host with one published GPU."""
+    await rig.do(rig.kernel.plug, *arc_b50())
+    await rig.quiet()
+    assert rig.published() == {"intel.com/gpu": [NAME_B50]}
+    return rig
+
+
+async def test_the_only_gpu_goes_to_vfio_and_comes_back(one_gpu: Rig) -> None:
+    """The fault that started it, in both directions, ten times."""
+    for _ in range(10):
+        await one_gpu.do(one_gpu.kernel.move, B50, "vfio-pci")
+        report = await one_gpu.step()
+        assert one_gpu.published() == {}
+        assert report.withdraw_latency is not None
+        await one_gpu.step(0.06)
+        assert one_gpu.published() == {"intel.com/gpu-vfio": [NAME_B50]}
+        await one_gpu.do(one_gpu.kernel.move, B50, "xe")
+        await one_gpu.step()
+        assert one_gpu.published() == {}
+        await one_gpu.step(0.06)
+        assert one_gpu.published() == {"intel.com/gpu": [NAME_B50]}
+
+
+async def test_no_gpu_at_start_and_zero_one_zero(rig: Rig) -> None:
+    await rig.step()
+    assert rig.published() == {}
+    assert rig.reconciler.ready.is_set()
+    for _ in range(2):
+        await rig.do(rig.kernel.plug, *arc_b50())
+        await rig.quiet()
+        assert rig.published() == {"intel.com/gpu": [NAME_B50]}
+        await rig.do(rig.kernel.unplug, B50)
+        await rig.step()
+        assert rig.published() == {}
+
+
+async def test_a_half_gone_device_is_withdrawn_whole(one_gpu: Rig) -> None:
+    await one_gpu.do(one_gpu.kernel.lose, "/dev/dri/card0")
+    await one_gpu.step(0, Hint(reason="kernel", node_path="/dev/dri/card0"))
+    assert one_gpu.published() == {}
+    assert one_gpu.reasons()[B50] == Reason.NODE_MISSING
+
+
+async def test_a_storm_writes_nothing_and_delays_nothing(one_gpu: Rig) -> None:
+    file = one_gpu.specs / "cdi-agent_intel.com-gpu.yaml"
+    before = file.stat()
+    await one_gpu.do(one_gpu.kernel.storm, B50, 30)
+    await one_gpu.step()
+    assert file.stat() == before
+    await one_gpu.do(one_gpu.kernel.plug, *arc_b60())
+    for _ in range(7):
+        await one_gpu.do(one_gpu.kernel.storm, B50, 5)
+        await one_gpu.step(0.01)
+    assert one_gpu.published() == {"intel.com/gpu": [NAME_B50, NAME_B60]}
+
+
+async def test_a_card_that_is_renumbered_while_something_holds_it(one_gpu: Rig) -> None:
+    hold = await asyncio.to_thread(one_gpu.kernel.hold, "/dev/dri/card0")
+    await one_gpu.do(one_gpu.kernel.unbind, B50)
+    await one_gpu.do(one_gpu.kernel.bind, B50, "xe")
+    await one_gpu.quiet()
+    assert "/dev/dri/card1" in (one_gpu.specs / "cdi-agent_intel.com-gpu.yaml").read_text()
+    await one_gpu.do(hold.release)
+
+
+async def test_two_cards_that_swap_numbers(rig: Rig) -> None:
+    await rig.do(rig.kernel.plug, *arc_b50(), *arc_b60())
+    await rig.quiet()
+    await rig.do(rig.kernel.unbind, B50)
+    await rig.do(rig.kernel.unbind, B60)
+    await rig.do(rig.kernel.bind, B60, "xe")
+    await rig.do(rig.kernel.bind, B50, "xe")
+    await rig.step()
+    assert rig.published() == {}
+    await rig.step(0.06)
+    assert rig.published() == {"intel.com/gpu": [NAME_B50, NAME_B60]}
+    text = (rig.specs / "cdi-agent_intel.com-gpu.yaml").read_text()
+    assert text.index("/dev/dri/card1") < text.index("/dev/dri/card0")
+
+
+@pytest.fixture
+async def lost_message(rig: Rig) -> Rig:
+    """A host whose only GPU went, and nobody said so: neither the kernel nor a link of udev's."""
+    await rig.do(rig.set_udev, UdevMode.OFF)
+    await rig.do(rig.kernel.plug, *arc_b50())
+    await rig.quiet()
+    await rig.do(rig.kernel.unplug, B50)
+    rig.events.clear()
+    await rig.step(1.0)
+    assert rig.published() == {"intel.com/gpu": [NAME_B50]}
+    return rig
+
+
+async def test_a_lost_message_is_made_up_for_by_the_resync(lost_message: Rig) -> None:
+    report = await lost_message.step(lost_message.rules.resync)
+    assert report.looked_at is None
+    assert lost_message.published() == {}
+
+
+async def test_a_blind_agent_looks_more_often(lost_message: Rig) -> None:
+    lost_message.blind = True
+    await lost_message.step(lost_message.rules.resync_blind)
+    assert lost_message.published() == {}
+
+
+async def test_a_slow_udev_is_waited_for(rig: Rig) -> None:
+    await rig.do(rig.set_udev, UdevMode.MANUAL)
+    await rig.do(rig.kernel.plug, *arc_b50())
+    await rig.step()
+    await rig.step(0.5)
+    assert rig.reasons()[B50] == Reason.UDEV
+    assert not rig.reconciler.ready.is_set()
+    await rig.do(rig.kernel.udev_settle)
+    await rig.step()
+    assert rig.published() == {"intel.com/gpu": [NAME_B50]}
+    assert rig.reconciler.ready.is_set()
+
+
+async def test_a_udev_that_never_comes_is_not_waited_for_for_ever(rig: Rig) -> None:
+    await rig.do(rig.set_udev, UdevMode.MANUAL)
+    await rig.do(rig.kernel.plug, *arc_b50())
+    await rig.step()
+    await rig.step(rig.rules.timing.udev_timeout)
+    assert rig.published() == {"intel.com/gpu": [NAME_B50]}
+    assert {line["kind"] for line in rig.logged("published-without-udev")} == {
+        "intel.com/gpu",
+        "intel.com/gpu-mei",
+    }
+
+
+async def test_without_udevd_nothing_is_waited_for(rig: Rig) -> None:
+    await rig.do(rig.set_udev, UdevMode.OFF)
+    await rig.do(rig.kernel.plug, *arc_b50())
+    await rig.quiet()
+    assert rig.published() == {"intel.com/gpu": [NAME_B50]}
+    assert len(rig.logged("udev-absent")) == 1
+
+
+async def test_what_somebody_deletes_or_edits_is_put_right(one_gpu: Rig) -> None:
+    file = one_gpu.specs / "cdi-agent_intel.com-gpu.yaml"
+    content = await asyncio.to_thread(file.read_bytes)
+    for harm in (
+        file.unlink,
+        functools.partial(file.write_bytes, b"x: 1"),
+        functools.partial(file.write_bytes, b""),
+    ):
+        await one_gpu.do(harm)
+        await one_gpu.step(0.1)
+        assert file.read_bytes() == content
+
+
+class TestFailures:
+    async def test_a_write_that_fails_is_reported_and_retried(self, rig: Rig) -> None:
+        """Health recovers by itself once the disk takes the file."""
+        await rig.do(rig.kernel.plug, *arc_b50())
+        rig.store.fault = "no space left on device"
+        await rig.step()
+        report = await rig.step(0.06)
+        assert report.result == "failed"
+        assert rig.reconciler.snapshot().problems == ("no space left on device",) * 2
+        assert rig.reasons()[B50] == Reason.STORE
+        assert rig.logged("spec-write-failed")
+        rig.store.fault = None
+        await rig.step(0.1)
+        assert rig.published() == {}, "it is not tried again before its time"
+        await rig.step(0.5)
+        assert rig.published() == {"intel.com/gpu": [NAME_B50]}
+        assert rig.reconciler.snapshot().problems == ()
+
+    async def test_a_withdrawal_that_fails_keeps_its_nodes_from_others(self, one_gpu: Rig) -> None:
+        """card0 goes to another device while the old entry cannot be taken off the disk."""
+        one_gpu.store.fault = "read-only file system"
+        await one_gpu.do(one_gpu.kernel.unplug, B50)
+        await one_gpu.step()
+        assert one_gpu.published() == {"intel.com/gpu": [NAME_B50]}
+        await one_gpu.do(one_gpu.kernel.plug, *arc_b60())
+        await one_gpu.quiet()
+        assert one_gpu.reasons()[B60] == Reason.BLOCKED
+        one_gpu.store.fault = None
+        await one_gpu.step(5.0)
+        assert one_gpu.published() == {"intel.com/gpu": [NAME_B60]}
+
+    async def test_something_else_at_our_path_is_not_touched(self, rig: Rig) -> None:
+        in_the_way = rig.specs / "cdi-agent_intel.com-gpu.yaml"
+        await rig.do(os.makedirs, in_the_way)
+        await rig.do(rig.kernel.plug, *arc_b50())
+        await rig.step()
+        await rig.step(0.06)
+        assert in_the_way.is_dir()
+        assert rig.reconciler.snapshot().withheld[0].reason == Reason.FOREIGN_FILE
+
+    async def test_an_unreadable_directory_loses_nothing(self, one_gpu: Rig) -> None:
+        """Nothing is concluded from a directory that cannot be read."""
+        await one_gpu.do(os.rename, one_gpu.specs, one_gpu.specs.with_name("away"))
+        await one_gpu.do(one_gpu.specs.write_text, "a file where the directory was")
+        report = await one_gpu.step(0.1)
+        assert report.result == "failed"
+        assert one_gpu.reconciler.snapshot().problems
+        await one_gpu.do(one_gpu.specs.unlink)
+        await one_gpu.do(os.rename, one_gpu.specs.with_name("away"), one_gpu.specs)
+        await one_gpu.step(one_gpu.rules.resync_blind)
+        assert one_gpu.published() == {"intel.com/gpu": [NAME_B50]}
+        assert one_gpu.reconciler.snapshot().problems == ()
+
+
+class TestLog:
+    async def test_one_line_a_pass_that_says_what_changed(self, rig: Rig) -> None:
+        await rig.do(rig.kernel.plug, *arc_b50())
+        await rig.quiet()
+        published = [line for line in rig.logged("pass") if line["published"]]
+        assert [line["published"] for line in published] == [
+            [f"intel.com/gpu={NAME_B50}", f"intel.com/gpu-mei={NAME_B50}"]
+        ]
+        assert published[0]["log_level"] == "info"
+
+    async def test_a_pass_that_changes_nothing_is_for_those_who_debug(self, one_gpu: Rig) -> None:
+        await one_gpu.do(one_gpu.kernel.storm, B50, 3)
+        await one_gpu.step()
+        assert one_gpu.logged("pass")[-1]["log_level"] == "debug"
+
+
+class TestRun:
+    async def test_stops_after_the_pass_that_is_under_way(self, rig: Rig) -> None:
+        rig.inbox.order(Stop())
+        await asyncio.wait_for(rig.reconciler.run(), 10)
+        assert rig.reconciler.snapshot().passes == 1
+
+    async def test_a_new_configuration_is_applied_at_once(self, one_gpu: Rig) -> None:
+        rules = dataclasses.replace(
+            one_gpu.rules,
+            policy=dataclasses.replace(one_gpu.rules.policy, ignore=frozenset({B50})),
+        )
+        one_gpu.inbox.order(Reconfigure(rules, one_gpu.scanner, one_gpu.store))
+        running = asyncio.create_task(one_gpu.reconciler.run())
+        while (await one_gpu.reports.get()).reasons != {"reload": 1}:
+            pass
+        assert one_gpu.published() == {}
+        assert one_gpu.reasons()[B50] == Reason.IGNORED
+        one_gpu.inbox.order(Stop())
+        await asyncio.wait_for(running, 10)
