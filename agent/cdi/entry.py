@@ -69,7 +69,7 @@ def offer_of(
     edits = ContainerEdits(device_nodes)
     if not function.on_vfio:
         edits = profile.edits(device_nodes, _mounts(function, nodes) if profile.links else ())
-    device = Device(name, edits, tuple(sorted(profile.annotations.items())))
+    device = Device(name, edits, profile.sorted_annotations)
     if problems := rules.device_problems(device):
         return Refusal(Reason.INVALID, "; ".join(problems))
     return Offer(
@@ -104,6 +104,18 @@ def _on_own_driver(
     """The function's nodes, then the shared ones."""
     if refusal := _wrong_driver(function, profile):
         return refusal
+    own = _own_nodes(function, profile)
+    if isinstance(own, Refusal):
+        return own
+    for wanted, node in zip(profile.shared, shared, strict=True):
+        if node is not None and node.counts:
+            own.append((node, wanted))
+        elif wanted.required:
+            return Refusal(Reason.NODE_MISSING, f"{wanted.path} does not exist")
+    return tuple(own)
+
+
+def _own_nodes(function: Function, profile: Profile) -> list[_Given] | Refusal:
     given: list[_Given] = []
     for nodes in profile.nodes:
         found = function.nodes_of(nodes.role)
@@ -113,17 +125,12 @@ def _on_own_driver(
             if refusal := _first_refusal(found):
                 return refusal
         given += ((node, nodes) for node in found if node.counts)
-    if not given:
-        return Refusal(Reason.NODE_MISSING, "it has none of the nodes that its profile gives")
-    for wanted, node in zip(profile.shared, shared, strict=True):
-        if node is not None and node.counts:
-            given.append((node, wanted))
-        elif wanted.required:
-            return Refusal(Reason.NODE_MISSING, f"{wanted.path} does not exist")
-    return tuple(given)
+    return given or Refusal(Reason.NODE_MISSING, "it has none of the nodes that its profile gives")
 
 
 def _wrong_driver(function: Function, profile: Profile) -> Refusal | None:
+    if not profile.nodes:
+        return Refusal(Reason.POLICY, f"profile {profile.name} publishes it only on VFIO")
     if function.driver is None:
         return Refusal(Reason.NO_DRIVER, "no driver has it")
     for name, sentence in profile.foreign.items():

@@ -230,6 +230,11 @@ class Profile(_Part, frozen=True, kw_only=True):
         """Every kind that it can publish in."""
         return tuple(dict.fromkeys(kind for kind in (self.own_kind, self.vfio_kind) if kind))
 
+    @property
+    def sorted_annotations(self) -> tuple[tuple[str, str], ...]:
+        """The annotations of its devices, as an entry has them."""
+        return tuple(sorted(self.annotations.items()))
+
     def edits(
         self,
         nodes: tuple[DeviceNode, ...],

@@ -1,0 +1,210 @@
+"""The profiles of a user and those that come with the program as one list, checked.
+
+Pure. A user's profile has the same schema. With the name of one that comes with the program it
+starts from that one's values and takes its place; each key that it gives replaces the whole value.
+What could only be found wrong when a device is published is found here, before anything is: each
+profile makes the entries that it would make, and CDI's rules are held against them.
+"""
+
+import dataclasses
+import itertools
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from agent.cdi import rules
+from agent.cdi.files import file_name
+from agent.cdi.profile import Backend, Naming, Profile, SrIov, ordered
+from agent.cdi.spec import ContainerEdits, Device
+from agent.host.model import NodeRole
+
+_NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
+_ROLES: Final = (NodeRole.CARD, NodeRole.RENDER, NodeRole.ACCEL, NodeRole.MEI)
+_PLACE: Final = re.compile(r"(.*?)(?: - at (?:`key` in )?`\$\.?(.*)`)?", re.DOTALL)
+_ID: Final = 'four hex digits in lower case and in quotes, such as "8086"'
+# What people most often get wrong, by the key: bare, 0300 is 192 for YAML and 660 is no mode.
+_ALLOWED: Final = {
+    "vendor": _ID,
+    "devices": _ID,
+    "classes": '2, 4 or 6 hex digits in lower case and in quotes, such as "0300"',
+    "fileMode": 'three octal digits in quotes, such as "0660"',
+    "role": f"one of {', '.join(_ROLES)}",
+    "roles": f"one of {', '.join(_ROLES)}",
+    "naming": f"one of {', '.join(Naming)}",
+    "sriov": f"one of {', '.join(SrIov)}",
+    "backend": f"one of {', '.join(Backend)}",
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Problem:
+    """What is wrong with a profile."""
+
+    path: str
+    """Where, below the list of profiles: ``[2].match.vendor``."""
+    sentence: str
+
+
+_Placed = tuple[str, Profile]
+
+
+def merge(
+    users: Sequence[object],
+    builtin: Sequence[Profile],
+) -> tuple[tuple[Profile, ...], tuple[Problem, ...]]:
+    """Put a user's profiles before those that come with the program.
+
+    Args:
+        users: The list as the configuration has it: mappings of plain values.
+        builtin: As ``load_builtin`` gives them.
+
+    Returns:
+        The profiles in order of precedence, and everything that is wrong with them. Where there is
+        a problem, the profiles are not to be used.
+    """
+    by_name = {profile.name: profile for profile in builtin}
+    placed: list[_Placed] = []
+    problems: list[Problem] = []
+    for number, raw in enumerate(users):
+        read = _read(f"[{number}]", raw, by_name)
+        if isinstance(read, Problem):
+            problems.append(read)
+        else:
+            placed.append((f"[{number}]", read))
+    replaced = {profile.name for _, profile in placed}
+    rest = [profile for profile in builtin if profile.name not in replaced]
+    problems.extend(check_profiles(placed, rest))
+    profiles = ordered(profile for _, profile in placed) + ordered(rest)
+    return profiles, tuple(problems)
+
+
+def check_profiles(
+    placed: Sequence[_Placed],
+    others: Sequence[Profile] = (),
+) -> Iterator[Problem]:
+    """Find what is wrong with profiles of one rank, each with its place.
+
+    Args:
+        others: Profiles of a lower rank, not checked themselves.
+    """
+    names = Counter(profile.name for _, profile in placed)
+    for place, profile in placed:
+        yield from _check_one(place, profile)
+        if names[profile.name] > 1:
+            yield Problem(f"{place}.name", f"the name {profile.name!r} is given twice")
+    enabled = [(place, profile) for place, profile in placed if profile.enabled]
+    for (_, one), (place, two) in itertools.combinations(enabled, 2):
+        yield from _check_claim(place, two, one)
+        yield from _check_kinds(place, two, one)
+    for place, profile in enabled:
+        for other in others:
+            if other.enabled:
+                yield from _check_kinds(place, profile, other)
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+def _read(place: str, raw: object, by_name: Mapping[str, Profile]) -> Profile | Problem:
+    if not isinstance(raw, Mapping):
+        return Problem(place, "a profile is a mapping of keys to values")
+    name = raw.get("name")
+    base = by_name.get(name) if isinstance(name, str) else None
+    try:
+        values = raw if base is None else {**msgspec.to_builtins(base), **raw}
+        return msgspec.convert(values, Profile)
+    except msgspec.ValidationError as error:
+        return _explain(place, str(error))
+
+
+def _explain(place: str, text: str) -> Problem:
+    """Take msgspec's sentence apart, which ends with the place, and say what is allowed there."""
+    found = _PLACE.fullmatch(text)
+    sentence, path = (text, None) if found is None else found.groups()
+    if path:
+        place += path if path.startswith("[") else f".{path}"
+    key = re.sub(r"\[[^\]]*\]\Z", "", place).rpartition(".")[2]
+    if key in _ALLOWED and "unknown field" not in sentence:
+        sentence = f"it must be {_ALLOWED[key]}"
+    return Problem(place, sentence)
+
+
+# --- rules ----------------------------------------------------------------------------------------
+
+
+def _check_one(place: str, profile: Profile) -> Iterator[Problem]:
+    if not _NAME.fullmatch(profile.name):
+        yield Problem(f"{place}.name", "a name is lower-case letters, digits and dashes between")
+    match = profile.match
+    if not (match.vendor or match.devices or match.classes or match.drivers):
+        yield Problem(f"{place}.match", "it must name a vendor, devices, classes or drivers")
+    if match.devices and match.vendor is None:
+        yield Problem(f"{place}.match.devices", "ids of devices mean nothing without a vendor")
+    if not profile.nodes and profile.vfio is None:
+        yield Problem(f"{place}.nodes", "it gives no nodes, and nothing on VFIO either")
+    if profile.partitions is not None and not profile.partitions.prefix:
+        yield Problem(f"{place}.partitions.prefix", "it is empty")
+    yield from _check_roles(place, profile)
+    yield from _check_entries(place, profile)
+
+
+def _check_roles(place: str, profile: Profile) -> Iterator[Problem]:
+    roles = [nodes.role for nodes in profile.nodes]
+    for number, role in enumerate(roles):
+        if role not in _ROLES:
+            yield Problem(f"{place}.nodes[{number}].role", f"it must be {_ALLOWED['role']}")
+        elif role in roles[:number]:
+            yield Problem(f"{place}.nodes[{number}].role", f"{role} is given twice")
+
+
+def _check_entries(place: str, profile: Profile) -> Iterator[Problem]:
+    """Hold CDI's rules against the entries of a device that has everything, in both states."""
+    problems = rules.kind_problems(profile.own_kind)
+    yield from (Problem(f"{place}.kind", problem) for problem in problems)
+    if profile.vfio_kind is not None and not problems:
+        problems = rules.kind_problems(profile.vfio_kind)
+        yield from (Problem(f"{place}.vfio.kind", problem) for problem in problems)
+    nodes = [nodes.to_node(f"/dev/{nodes.role}") for nodes in profile.nodes]
+    nodes += [node.to_node(node.path) for node in profile.shared]
+    entries = [profile.edits(tuple(nodes))] if nodes else []
+    if profile.vfio is not None:
+        entries.append(ContainerEdits((profile.vfio.to_node("/dev/vfio/1"),)))
+    found = dict.fromkeys(
+        problem
+        for edits in entries
+        for problem in rules.device_problems(Device("0", edits, profile.sorted_annotations))
+    )
+    yield from (Problem(place, problem) for problem in found)
+
+
+def _check_claim(place: str, profile: Profile, other: Profile) -> Iterator[Problem]:
+    """Two of one rank that are as specific as each other must not want the same nodes."""
+    if (
+        profile.match.rank == other.match.rank
+        and profile.match.overlaps(other.match)
+        and not profile.roles.isdisjoint(other.roles)
+    ):
+        yield Problem(
+            f"{place}.match",
+            f"profile {other.name} is as specific and claims nodes of the same functions",
+        )
+
+
+def _check_kinds(place: str, profile: Profile, other: Profile) -> Iterator[Problem]:
+    """Two in one kind must call their devices alike; two kinds must not share a file."""
+    for kind, other_kind in itertools.product(profile.kinds, other.kinds):
+        if kind == other_kind:
+            if profile.naming is not other.naming:
+                yield Problem(
+                    f"{place}.naming",
+                    f"profile {other.name} publishes in {kind} too, under names by {other.naming}:"
+                    " a name could be taken twice",
+                )
+        elif file_name(kind) == file_name(other_kind):
+            yield Problem(
+                f"{place}.kind",
+                f"the files of {kind} and {other_kind} have the same name, {file_name(kind)}",
+            )
