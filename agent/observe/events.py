@@ -24,9 +24,6 @@ EVENTS: Final[Mapping[str, Event]] = {
     "library-message": Event(
         "error", "A library, or Python itself, had something to say; `logger` names it."
     ),
-    "log-dropped": Event(
-        "warning", "Entries are missing before this one: whoever reads the log was too slow."
-    ),
     "metrics-listening": Event("info", "The metrics port is open at `address`."),
     "metrics-unavailable": Event(
         "warning",

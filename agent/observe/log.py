@@ -4,6 +4,7 @@ Owns how an entry becomes bytes and where they go. `configure` decides once wher
 leads; after that a call costs some ten microseconds, never waits for a reader and never raises.
 Other libraries' loggers and Python's warnings come out here too, as ``library-message``.
 
+What had to be dropped is told by the next entry that is written, in its field ``log_dropped``.
 Fields that belong to everything that happens meanwhile (the number of a pass) are bound by
 ``structlog.contextvars``. Nothing is written per event at info.
 
@@ -13,9 +14,11 @@ imports structlog; `run` sees to that.
 """
 
 import contextlib
+import dataclasses
 import logging
 import os
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
@@ -79,6 +82,7 @@ class Log:
         self._clock = clock
         self._failed = 0
         self._told = 0
+        self._lock = threading.RLock()  # spec files are written in threads, which may log
 
     @property
     def dropped(self) -> int:
@@ -89,12 +93,15 @@ class Log:
     def __call__(self, event: MutableMapping[str, object]) -> None:
         """Write an entry; never blocks, never raises."""
         try:
-            missing = self.dropped - self._told
-            if missing:
-                self._told += missing
-                if not self._write(Record("warning", "log-dropped", {"count": missing})):
-                    self._told -= missing - 1  # the entry that tells of it is no loss
-            self._write(_record(event))
+            entry = _record(event)
+            with self._lock:  # held for the time of a write that does not wait
+                missing = self.dropped - self._told
+                if missing:
+                    entry = dataclasses.replace(
+                        entry, fields={**entry.fields, "log_dropped": missing}
+                    )
+                if self._write(entry):
+                    self._told += missing
         except Exception:  # noqa: BLE001 - whatever is wrong with an entry, the work goes on
             self._failed += 1
 
@@ -224,8 +231,12 @@ class _Bridge(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Hand one on; logging calls this with its lock held."""
         log = structlog.get_logger()
-        fields: dict[str, object] = {"logger": record.name, "text": record.getMessage()}
-        if record.exc_info is not None and record.exc_info[1] is not None:
+        try:
+            text = record.getMessage()
+        except Exception:  # noqa: BLE001 - the arguments do not fit the text, or worse
+            text = str(record.msg)
+        fields: dict[str, object] = {"logger": record.name, "text": text}
+        if record.exc_info:  # asyncio gives False
             fields["exc_info"] = record.exc_info[1]
         method = log.error if record.levelno >= logging.ERROR else log.warning
         method("library-message", **fields)

@@ -34,7 +34,10 @@ MAX_TEXT: Final = 2048
 """Characters of one value."""
 MAX_ITEMS: Final = 64
 """Members of one collection, fields of one entry, lines of one traceback."""
-MAX_DEPTH: Final = 4
+MAX_MEMBER: Final = 256
+"""Characters of a text in a collection."""
+MAX_DEPTH: Final = 2
+"""Collections in collections; what is deeper is text."""
 MAX_LINE: Final = 16_384
 """Bytes of one line of text."""
 MAX_ENTRY: Final = 131_072
@@ -129,11 +132,11 @@ def _plain(value: object, depth: int) -> Plain:
         value = value[:MAX_TEXT].decode("utf-8", "backslashreplace")
     if depth and isinstance(value, Mapping):
         some = itertools.islice(value.items(), MAX_ITEMS)
-        return {harmless(str(key)): plain(member, depth - 1) for key, member in some}
+        return {harmless(str(key), MAX_MEMBER): plain(member, depth - 1) for key, member in some}
     if depth and isinstance(value, tuple | list | set | frozenset):
         ordered = sorted(value, key=str) if isinstance(value, set | frozenset) else value
         return [plain(member, depth - 1) for member in itertools.islice(ordered, MAX_ITEMS)]
-    return harmless(str(value))
+    return harmless(str(value), MAX_TEXT if depth == MAX_DEPTH else MAX_MEMBER)
 
 
 def shown(value: Plain) -> str:
@@ -204,7 +207,7 @@ def journal_entry(record: Record) -> bytes:
     after its length as 64 bits. What no longer fits is left out, and ``CDI_AGENT_CUT=1`` says so.
     """
     fixed = [
-        ("MESSAGE", text(record)),
+        ("MESSAGE", text(record)[:MAX_LINE]),
         ("PRIORITY", str(PRIORITIES.get(record.level, 6))),
         ("SYSLOG_IDENTIFIER", IDENTIFIER),
         (f"{PREFIX}EVENT", record.name),

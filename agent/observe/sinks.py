@@ -1,8 +1,7 @@
 """Where log entries go: standard error and the journal's socket, neither of which may block.
 
 A log that waits for its reader holds up the loop, and with it the next withdrawal. So every write
-here is non-blocking, and what cannot be written now is dropped and counted. The first entry after
-a gap says how much is missing.
+here is non-blocking, and what cannot be written now is dropped and counted.
 """
 
 import contextlib
