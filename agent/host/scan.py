@@ -10,7 +10,7 @@ are read again. One that still does, or that never holds still, is left to the n
 Read in every look, because it is cheap: nodes that belong to no function and are known by their
 path (``/dev/vfio/vfio``, ``/dev/kfd``), and what the host offers around its devices. Orphans (DRM
 and accel nodes that are no function's own) need a listing of all cards and connectors: only if the
-scope says so.
+scope says so, or one is below a function that is read.
 
 No asyncio, no thread, no lock: the caller runs a look in one thread, and one look at a time.
 """
@@ -44,6 +44,7 @@ from agent.host.model import (
     NodeState,
     Orphan,
     Scope,
+    address_in_devpath,
     address_order,
 )
 from agent.host.sysfs import Folder, UnreadableError
@@ -104,7 +105,7 @@ class Scanner:
                 look.close_over(previous)
             look.reread_conflicts()
             orphans = previous.orphans
-            if scope.everything or scope.orphans:
+            if scope.everything or scope.orphans or look.touches(orphans):
                 orphans = self._orphans(look)
             return Inventory(
                 functions=look.sorted_like(previous.functions),
@@ -282,6 +283,10 @@ class _Look:
             if not conflict:
                 return
             self.read(conflict)
+
+    def touches(self, orphans: Iterable[Orphan]) -> bool:
+        """Whether one of these is below a function that was read."""
+        return any(address_in_devpath(orphan.devpath) in self.done for orphan in orphans)
 
     def node_names(self) -> set[str]:
         """The kernel's names of all nodes that functions have."""
