@@ -43,6 +43,7 @@ _MAX_VENDOR: Final = 253
 _MAX_CLASS: Final = 63
 _MAX_KIND: Final = 220  # the file is named after the kind, and a temporary one after the file
 _MAX_PATH: Final = 4095
+_MAX_QUOTED: Final = 80
 _MAX_MODE: Final = 0o777  # above, Go's file modes and Unix's differ
 _MAX_ID: Final = 2**32 - 2  # the last one means "no change"
 _MAX_ANNOTATIONS: Final = 256 * 1024
@@ -64,13 +65,14 @@ def kind_problems(kind: str) -> list[str]:
     """Say what is wrong with a kind; nothing if it may be published."""
     vendor, slash, class_ = kind.partition("/")
     if not slash or not vendor or not class_:
-        return [f"kind {kind!r} is not of the form vendor.tld/class"]
+        return [f"kind {_quoted(kind)} is not of the form vendor.tld/class"]
     problems = []
     if not _VENDOR.fullmatch(vendor) or len(vendor) > _MAX_VENDOR or not _is_domain(vendor):
-        problems.append(f"vendor {vendor!r} of the kind is not a domain name")
+        problems.append(f"vendor {_quoted(vendor)} of the kind is not a domain name")
     if not _CLASS.fullmatch(class_) or len(class_) > _MAX_CLASS:
         problems.append(
-            f"class {class_!r} of the kind is not 2 to {_MAX_CLASS} letters, digits or -_. between",
+            f"class {_quoted(class_)} of the kind is not 2 to {_MAX_CLASS} letters, digits"
+            " or -_. between",
         )
     if len(kind) > _MAX_KIND:
         problems.append(f"the kind has more than {_MAX_KIND} characters")
@@ -82,7 +84,7 @@ def foreign_kind_problems(kind: str) -> list[str]:
     vendor, _, class_ = kind.partition("/")
     if _VENDOR.fullmatch(vendor) and _CLASS.fullmatch(class_):
         return []
-    return [f"kind {kind[:80]!r} is not of the form vendor.tld/class"]
+    return [f"kind {_quoted(kind)} is not of the form vendor.tld/class"]
 
 
 def is_device_name(name: str) -> bool:
@@ -95,7 +97,9 @@ def device_problems(device: Device) -> tuple[str, ...]:
     """Say what is wrong with one entry; nothing if a file with it is valid."""
     problems = []
     if not is_device_name(device.name):
-        problems.append(f"device name {device.name!r} is not letters, digits or -_.: between")
+        problems.append(
+            f"device name {_quoted(device.name)} is not letters, digits or -_.: between"
+        )
     if not device.edits:
         problems.append("there is nothing that a container would get")
     problems.extend(_edits_problems(device.edits))
@@ -123,6 +127,11 @@ def check(spec: Spec) -> None:
     """
     if problems := validate(spec):
         raise SpecError(f"the spec of {spec.kind} is invalid: {'; '.join(problems)}")
+
+
+def _quoted(text: str) -> str:
+    """Quote what somebody else wrote: printable, and not at any length."""
+    return repr(text if len(text) <= _MAX_QUOTED else f"{text[:_MAX_QUOTED]}...")
 
 
 def _is_domain(vendor: str) -> bool:
@@ -163,12 +172,15 @@ def _find_node_problems(node: DeviceNode) -> Iterator[str]:
         or len(set(permissions)) != len(permissions)
         or not set(permissions) <= set(_PERMISSIONS)
     ):
-        yield f"permissions {permissions!r} of {node.path} are not a selection of {_PERMISSIONS}"
+        yield (
+            f"permissions {_quoted(permissions)} of {_quoted(node.path)} are not a selection of"
+            f" {_PERMISSIONS}"
+        )
     if node.file_mode is not None and not 0 <= node.file_mode <= _MAX_MODE:
-        yield f"file mode {node.file_mode:#o} of {node.path} is not 0 to {_MAX_MODE:#o}"
+        yield f"file mode {node.file_mode:#o} of {_quoted(node.path)} is not 0 to {_MAX_MODE:#o}"
     for what, number in (("owner", node.uid), ("group", node.gid)):
         if number is not None and not 0 <= number <= _MAX_ID:
-            yield f"{what} {number} of {node.path} is not 0 to {_MAX_ID}"
+            yield f"{what} {number} of {_quoted(node.path)} is not 0 to {_MAX_ID}"
 
 
 def _mount_problems(mount: Mount) -> Iterator[str]:
@@ -176,17 +188,17 @@ def _mount_problems(mount: Mount) -> Iterator[str]:
     yield from _path_problems("mount point", mount.container_path)
     for option in mount.options:
         if not option or "," in option or _UNPRINTABLE.search(option):
-            yield f"mount option {option!r} is not one word"
+            yield f"mount option {_quoted(option)} is not one word"
     if mount.type is not None and (not mount.type or _UNPRINTABLE.search(mount.type)):
-        yield f"mount type {mount.type!r} is not one word"
+        yield f"mount type {_quoted(mount.type)} is not one word"
 
 
 def _hook_problems(hook: Hook) -> Iterator[str]:
     if hook.hook_name not in HOOK_NAMES:
-        yield f"hook {hook.hook_name!r} is none of {', '.join(sorted(HOOK_NAMES))}"
+        yield f"hook {_quoted(hook.hook_name)} is none of {', '.join(sorted(HOOK_NAMES))}"
     yield from _path_problems("program of a hook", hook.path)
     yield from (
-        f"argument {argument!r} of a hook has control characters"
+        f"argument {_quoted(argument)} of a hook has control characters"
         for argument in hook.args
         if _UNPRINTABLE.search(argument)
     )
@@ -202,9 +214,9 @@ def _path_problems(what: str, path: str) -> Iterator[str]:
         or parts[0]
         or not all(part and part not in {".", ".."} for part in parts[1:])
     ):
-        yield f"{what} {path!r} is not an absolute path in its plain form"
+        yield f"{what} {_quoted(path)} is not an absolute path in its plain form"
     elif _UNPRINTABLE.search(path):
-        yield f"{what} {path!r} has control characters"
+        yield f"{what} {_quoted(path)} has control characters"
     elif len(path.encode()) > _MAX_PATH:
         yield f"{what} {path[:40]}... has more than {_MAX_PATH} bytes"
 
@@ -212,7 +224,7 @@ def _path_problems(what: str, path: str) -> Iterator[str]:
 def _env_problems(env: Iterable[str]) -> Iterator[str]:
     for entry in env:
         if not _ENV.fullmatch(entry) or _UNPRINTABLE.search(entry):
-            yield f"environment variable {entry!r} is not of the form NAME=VALUE"
+            yield f"environment variable {_quoted(entry)} is not of the form NAME=VALUE"
 
 
 def _annotation_problems(annotations: Iterable[tuple[str, str]]) -> Iterator[str]:
@@ -228,9 +240,9 @@ def _annotation_problems(annotations: Iterable[tuple[str, str]]) -> Iterator[str
             or len(name) > _MAX_CLASS
             or not _ANNOTATION_NAME.fullmatch(name)
         ):
-            yield f"annotation {key!r} is not of the form name or domain/name"
+            yield f"annotation {_quoted(key)} is not of the form name or domain/name"
         if _UNPRINTABLE.search(value):
-            yield f"annotation {key!r} has control characters"
+            yield f"annotation {_quoted(key)} has control characters"
     yield from _repeated("annotation", (key for key, _ in annotations))
     if (
         sum(
@@ -247,7 +259,7 @@ def _repeated(what: str, names: Iterable[str]) -> Iterator[str]:
     if len(set(names)) != len(names):
         for name, count in Counter(names).items():
             if count > 1:
-                yield f"{what} {name!r} is given {count} times"
+                yield f"{what} {_quoted(name)} is given {count} times"
 
 
 # --- versions -------------------------------------------------------------------------------------
