@@ -18,6 +18,7 @@ import msgspec
 from agent.cdi import rules
 from agent.cdi.files import file_name
 from agent.cdi.profile import Backend, Naming, Profile, SrIov, ordered
+from agent.cdi.render import natural
 from agent.cdi.spec import ContainerEdits, Device
 from agent.host.model import NodeRole
 
@@ -78,7 +79,7 @@ def merge(
     rest = [profile for profile in builtin if profile.name not in replaced]
     problems.extend(check_profiles(placed, rest))
     profiles = ordered(profile for _, profile in placed) + ordered(rest)
-    return profiles, tuple(problems)
+    return profiles, tuple(sorted(problems, key=lambda problem: natural(problem.path)))
 
 
 def check_profiles(
@@ -167,8 +168,8 @@ def _check_entries(place: str, profile: Profile) -> Iterator[Problem]:
     if profile.vfio_kind is not None and not problems:
         problems = rules.kind_problems(profile.vfio_kind)
         yield from (Problem(f"{place}.vfio.kind", problem) for problem in problems)
-    nodes = [nodes.to_node(f"/dev/{nodes.role}") for nodes in profile.nodes]
-    nodes += [node.to_node(node.path) for node in profile.shared]
+    own = {nodes.role: nodes.to_node(f"/dev/{nodes.role}") for nodes in profile.nodes}
+    nodes = [*own.values(), *(node.to_node(node.path) for node in profile.shared)]
     entries = [profile.edits(tuple(nodes))] if nodes else []
     if profile.vfio is not None:
         entries.append(ContainerEdits((profile.vfio.to_node("/dev/vfio/1"),)))
