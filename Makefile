@@ -10,7 +10,7 @@ SHELL := bash
 bin := .venv/bin
 pytest := $(bin)/python -m pytest
 # What runs without root and without any program from outside.
-unit := not (netns or podman or guest or prometheus or bench)
+unit := not (netns or podman or guest or prometheus or systemd or bench)
 
 .PHONY: help
 help: ## list the targets
