@@ -19,17 +19,19 @@ a slow udevd, or none       ``Kernel(udev=…)``, ``kernel.udev = UdevMode.MANUA
 trouble                     ``storm``, ``lose``, ``restore``, ``fail``, ``fail_probe``,
                             ``bind_nothing``, ``hang``, ``heal``
 every moment in between     ``kernel.tree.changed = callback``: called after each single change
-a captured host             `host.load`
+a captured host             `captured.load`
 ==========================  ===================================================================
 
 Nothing of it may be called in an event loop (it reads and writes files): use a thread.
 """
 
+from agent.simulate.drivers import VfioKind
 from agent.simulate.events import Emit, Source, Uevent, hint_of
 from agent.simulate.hardware import Hardware, Makes
-from agent.simulate.kernel import Hold, Kernel
+from agent.simulate.kernel import Kernel
 from agent.simulate.machine import Features
 from agent.simulate.nodes import MakeNode, make_plain, make_real, stat_plain
+from agent.simulate.processes import Hold
 from agent.simulate.udev import UdevMode
 
 __all__ = [
@@ -43,6 +45,7 @@ __all__ = [
     "Source",
     "UdevMode",
     "Uevent",
+    "VfioKind",
     "hint_of",
     "make_plain",
     "make_real",

@@ -68,19 +68,20 @@ class Numbers:
     def __init__(self, first: int = 0) -> None:
         self._first = first
         self._taken: set[int] = set()
+        self._wanted: list[int] = []
 
     def take(self) -> int:
-        """The lowest free number."""
-        number = next(n for n in itertools.count(self._first) if n not in self._taken)
+        """The lowest free number, unless the next one was asked for."""
+        if self._wanted and self._wanted[0] not in self._taken:
+            number = self._wanted.pop(0)
+        else:
+            number = next(n for n in itertools.count(self._first) if n not in self._taken)
         self._taken.add(number)
         return number
 
-    def reserve(self, number: int) -> bool:
-        """Take this very number; False if it is taken."""
-        if number in self._taken:
-            return False
-        self._taken.add(number)
-        return True
+    def want(self, *numbers: int) -> None:
+        """Ask for the numbers that are taken next; those that are taken by then are not given."""
+        self._wanted = list(numbers)
 
     def free(self, number: int) -> None:
         """Give it back."""

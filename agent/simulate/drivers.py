@@ -7,6 +7,7 @@ then connectors and framebuffer; VFIO its group (with the first function of a gr
 
 import contextlib
 import dataclasses
+import enum
 from typing import Final
 
 from agent.host.model import DeviceNumber, slot_of
@@ -16,26 +17,15 @@ from agent.simulate.hardware import Hardware, Makes
 DRM_MAJOR: Final = 226
 ACCEL_MAJOR: Final = 261
 FB_MAJOR: Final = 29
-MISC_MAJOR: Final = 10
-VFIO_MAJOR: Final = 511
-VFIO_DEVICE_MAJOR: Final = 510
-MEI_MAJOR: Final = 509
-KFD_MAJOR: Final = 508
-"""The last four are given out from 511 downwards on a real kernel, in the order of loading."""
 
-VFIO_CONTAINER: Final = Device(
-    "/devices/virtual/misc/vfio",
-    "misc",
-    node=NodeOf("vfio/vfio", DeviceNumber(MISC_MAJOR, 196), 0o666),
-)
-IOMMUFD: Final = Device(
-    "/devices/virtual/misc/iommu",
-    "misc",
-    node=NodeOf("iommu", DeviceNumber(MISC_MAJOR, 125), 0o660),
-)
-KFD: Final = Device(
-    "/devices/virtual/kfd/kfd", "kfd", node=NodeOf("kfd", DeviceNumber(KFD_MAJOR, 0))
-)
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Majors:
+    """The major numbers that a kernel gives out as modules are loaded, from 511 downwards."""
+
+    vfio: int = 511
+    vfio_device: int = 510
+    mei: int = 509
 
 
 @dataclasses.dataclass(slots=True)
@@ -55,6 +45,28 @@ class Bound:
         return any(life.holders for life in self.lives)
 
 
+class VfioKind(enum.Enum):
+    """Which nodes VFIO makes: what the kernel was built with."""
+
+    GROUP = enum.auto()
+    """Its older back end, ``/dev/vfio/<group>``; as Debian's kernels."""
+    CDEV = enum.auto()
+    """Its newer back end, ``/dev/vfio/devices/vfioN``."""
+    BOTH = enum.auto()
+    OLD = enum.auto()
+    """As GROUP, on a kernel before 6.0: functions have no ``vfio-dev`` either."""
+
+    @property
+    def group(self) -> bool:
+        """Whether each group has a node."""
+        return self is not VfioKind.CDEV
+
+    @property
+    def cdev(self) -> bool:
+        """Whether each function has a node."""
+        return self in {VfioKind.CDEV, VfioKind.BOTH}
+
+
 @dataclasses.dataclass(slots=True)
 class _GroupNode:
     device: Device
@@ -67,28 +79,28 @@ class Drivers:
 
     Args:
         sysfs: Where it is made.
-        vfio_group: VFIO has its older back end, a node for each group.
-        vfio_cdev: VFIO has its newer back end, a node for each device.
+        majors: Its major numbers.
+        vfio: Which nodes VFIO makes.
     """
 
-    def __init__(self, sysfs: Sysfs, *, vfio_group: bool, vfio_cdev: bool) -> None:
+    def __init__(self, sysfs: Sysfs, majors: Majors, vfio: VfioKind) -> None:
         self._sysfs = sysfs
-        self._vfio_group = vfio_group
-        self._vfio_cdev = vfio_cdev
-        self._cards = Numbers()
-        self._renders = Numbers(128)
-        self._accels = Numbers()
+        self._majors = majors
+        self._vfio = vfio
+        self.cards: Final = Numbers()
+        self.renders: Final = Numbers(128)
+        self.accels: Final = Numbers()
+        self.meis: Final = Numbers()
+        self.group_minors: Final = Numbers()
+        self.vfio_devices: Final = Numbers()
         self._framebuffers = Numbers()
-        self._meis = Numbers()
-        self._group_minors = Numbers()
-        self._vfio_devices = Numbers()
         self._group_nodes: dict[int, _GroupNode] = {}
 
     def native(self, hardware: Hardware, driver: str, makes: Makes) -> Bound:
         """What a function's own driver makes of it."""
         bound = Bound()
-        if makes.mei:
-            self._auxiliary_mei(bound, hardware, driver)
+        for name in makes.mei:
+            self._auxiliary_mei(bound, hardware, f"{driver}.{name}")
         if makes.mei_node:
             self._mei(bound, hardware.devpath)
         self.display(bound, hardware.devpath, makes)
@@ -104,16 +116,18 @@ class Drivers:
     def vfio(self, hardware: Hardware, group: int) -> Bound:
         """What any driver of VFIO makes of a function."""
         bound = Bound()
-        if self._vfio_group:
+        if self._vfio.group:
             self._join_group(bound, group)
-        index = self._vfio_devices.take()
-        life = Life(lambda: self._vfio_devices.free(index))
-        node = NodeOf(f"vfio/devices/vfio{index}", DeviceNumber(VFIO_DEVICE_MAJOR, index))
+        if self._vfio is VfioKind.OLD:
+            return bound
+        index = self.vfio_devices.take()
+        life = Life(lambda: self.vfio_devices.free(index))
+        node = NodeOf(f"vfio/devices/vfio{index}", DeviceNumber(self._majors.vfio_device, index))
         device = Device(
             f"{hardware.devpath}/vfio-dev/vfio{index}",
             "vfio-dev",
             parent=hardware.devpath,
-            node=node if self._vfio_cdev else None,
+            node=node if self._vfio.cdev else None,
         )
         self._make(bound, device, life)
         return bound
@@ -126,14 +140,14 @@ class Drivers:
         bound.undo.callback(self._sysfs.remove, device)
 
     def _drm(self, bound: Bound, parent: str, makes: Makes) -> None:
-        card = self._cards.take() if makes.card else None
-        render = self._renders.take() if makes.render else None
+        card = self.cards.take() if makes.card else None
+        render = self.renders.take() if makes.render else None
 
         def end() -> None:
             if card is not None:
-                self._cards.free(card)
+                self.cards.free(card)
             if render is not None:
-                self._renders.free(render)
+                self.renders.free(render)
 
         # One life for both: a DRM device keeps all its minors until its last file is closed.
         life = Life(end)
@@ -195,7 +209,7 @@ class Drivers:
         self._make(bound, device, Life(lambda: self._framebuffers.free(number)))
 
     def _accel(self, bound: Bound, parent: str) -> None:
-        number = self._accels.take()
+        number = self.accels.take()
         device = Device(
             f"{parent}/accel/accel{number}",
             "accel",
@@ -203,25 +217,25 @@ class Drivers:
             devtype="accel_minor",
             node=NodeOf(f"accel/accel{number}", DeviceNumber(ACCEL_MAJOR, number)),
         )
-        self._make(bound, device, Life(lambda: self._accels.free(number)))
+        self._make(bound, device, Life(lambda: self.accels.free(number)))
 
     def _mei(self, bound: Bound, parent: str) -> None:
-        number = self._meis.take()
-        node = NodeOf(f"mei{number}", DeviceNumber(MEI_MAJOR, number))
+        number = self.meis.take()
+        node = NodeOf(f"mei{number}", DeviceNumber(self._majors.mei, number))
         device = Device(f"{parent}/mei/mei{number}", "mei", parent=parent, node=node)
-        self._make(bound, device, Life(lambda: self._meis.free(number)))
+        self._make(bound, device, Life(lambda: self.meis.free(number)))
 
-    def _auxiliary_mei(self, bound: Bound, hardware: Hardware, driver: str) -> None:
+    def _auxiliary_mei(self, bound: Bound, hardware: Hardware, name: str) -> None:
         # Named as drivers/gpu/drm/xe/xe_heci_gsc.c does: domain, then bus and function.
         domain, bus, _ = slot_of(hardware.address).split(":")
         slot, function = hardware.address.rpartition(":")[2].split(".")
         number = int(domain, 16) << 16 | int(bus, 16) << 8 | int(slot, 16) << 3 | int(function)
         device = Device(
-            f"{hardware.devpath}/{driver}.mei-gscfi.{number}",
+            f"{hardware.devpath}/{name}.{number}",
             "auxiliary",
             parent=hardware.devpath,
             on_bus=True,
-            properties={"MODALIAS": f"auxiliary:{driver}.mei-gscfi"},
+            properties={"MODALIAS": f"auxiliary:{name}"},
         )
         self._make(bound, device, None)
         self._sysfs.driver_links(device, "mei_gsc")
@@ -238,13 +252,13 @@ class Drivers:
         """Make a group's node with the first function of the group; remove it with the last."""
         node = self._group_nodes.get(group)
         if node is None:
-            minor = self._group_minors.take()
+            minor = self.group_minors.take()
             device = Device(
                 f"/devices/virtual/vfio/{group}",
                 "vfio",
-                node=NodeOf(f"vfio/{group}", DeviceNumber(VFIO_MAJOR, minor)),
+                node=NodeOf(f"vfio/{group}", DeviceNumber(self._majors.vfio, minor)),
             )
-            life = Life(lambda: self._group_minors.free(minor))
+            life = Life(lambda: self.group_minors.free(minor))
             node = self._group_nodes[group] = _GroupNode(device, life)
             self._sysfs.add(device, life)
         node.users += 1

@@ -18,8 +18,8 @@ class Makes:
     card: bool = False
     render: bool = False
     accel: bool = False
-    mei: bool = False
-    """An auxiliary device with a MEI node below it, as discrete Intel GPUs have."""
+    mei: tuple[str, ...] = ()
+    """Auxiliary devices with a MEI node below each, as discrete Intel GPUs have: ``mei-gscfi``."""
     mei_node: bool = False
     """A MEI node of its own, as the management engine at 00:16.0 has."""
     connectors: tuple[str, ...] = ()
@@ -68,11 +68,28 @@ class Hardware:
     """Its IOMMU group: a number if the kernel can give it, a label that its members share, empty
     for a group of its own, None for none."""
     total_vfs: int = 0
-    vf_makes: Makes | None = None
-    """What its driver makes of a VF; None: what it makes of the PF, without connectors."""
+    vfs: tuple["Hardware", ...] = ()
+    """Its VFs, if `virtual_function` would not describe them rightly."""
 
     def __post_init__(self) -> None:
         parse_address(self.address)
+
+    def virtual_function(self, index: int) -> "Hardware":
+        """One of its VFs: in a group of its own, without what hangs from the card's plugs."""
+        if self.vfs:
+            return self.vfs[index]
+        bus, _, rest = self.address.rpartition(":")
+        slot, _, function = rest.partition(".")
+        number = (int(slot, 16) << 3 | int(function)) + 1 + index
+        return dataclasses.replace(
+            self,
+            # VFs follow the PF, over the borders of slots.
+            address=Address(f"{bus}:{number >> 3:02x}.{number & 7}"),
+            makes=dataclasses.replace(self.makes, connectors=(), framebuffer=False, mei=()),
+            boot_vga=None,
+            group="",
+            total_vfs=0,
+        )
 
     @property
     def devpath(self) -> str:

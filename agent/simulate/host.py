@@ -58,7 +58,7 @@ def arc_with_audio(address: str = "0000:03:00.0") -> tuple[Hardware, ...]:
             drivers=("i915", "xe"),
             group=group,
             total_vfs=0,
-            makes=dataclasses.replace(SCREENS, mei=True),
+            makes=dataclasses.replace(SCREENS, mei=("mei-gscfi",)),
         ),
         Hardware(
             Address(f"{domain}:{behind}:00.0"),
@@ -113,7 +113,7 @@ def flex_170(address: str = "0000:4d:00.0", *, numa_node: int = 1) -> tuple[Hard
             revision=8,
             numa_node=numa_node,
             drivers=("i915",),
-            makes=dataclasses.replace(HEADLESS, mei=True),
+            makes=dataclasses.replace(HEADLESS, mei=("mei-gscfi",)),
             root="pci0000:4c",
             bridges=(Address("0000:4c:01.0"),),
             total_vfs=31,
@@ -309,7 +309,7 @@ def _battlemage(
         subsystem_device=subsystem,
         boot_vga=boot_vga,
         drivers=("xe",),
-        makes=dataclasses.replace(SCREENS, mei=True),
+        makes=dataclasses.replace(SCREENS, mei=("mei-gscfi",)),
         bridges=(
             Address(f"{domain}:00:{number % 0x20:02x}.0"),
             Address(f"{domain}:{number - 2:02x}:00.0"),

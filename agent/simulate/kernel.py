@@ -9,60 +9,25 @@ a write to a device whose lock is held (`hang`), or one that takes VFIO away fro
 holds its node, blocks until that ends, as on a real host.
 """
 
-import dataclasses
-import fnmatch
-import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from agent.host.model import Address
-from agent.simulate.devices import Life, NodeOf, Sysfs
+from agent.simulate.devices import NodeOf, Sysfs
 from agent.simulate.events import Emit, Uevent
 from agent.simulate.hardware import Hardware, Makes, driver_named
 from agent.simulate.machine import Features, Machine
 from agent.simulate.nodes import MakeNode, make_plain
 from agent.simulate.pci import Function
+from agent.simulate.processes import Hold, Processes
 from agent.simulate.store import Store
 from agent.simulate.tree import Tree
 from agent.simulate.udev import Udev, UdevMode
 
 CARD_ONLY: Final = Makes(card=True)
-
-
-class Hold:
-    """A process that has a node open, until `release`; also a context manager."""
-
-    def __init__(self, kernel: "Kernel", path: str, life: Life, pid: int) -> None:
-        self._kernel = kernel
-        self.path: Final = path
-        self.life: Final = life
-        self.pid: Final = pid
-
-    def release(self) -> None:
-        """Close it."""
-        self._kernel.release(self)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.release()
-
-
-@dataclasses.dataclass(slots=True)
-class _Fault:
-    pattern: str
-    error: int
-    times: int | None
 
 
 class Kernel:
@@ -95,16 +60,13 @@ class Kernel:
         sysfs = self._sysfs = Sysfs(self.tree, make_node, self._say)
         self._lay_out(features)
         self._udev = Udev(self.tree, self._pass_on, self._autoload, udev)
-        self._machine = Machine(sysfs, features, self._changed.wait_for)
+        self._machine = Machine(sysfs, features, self._wait_for)
         self._store = Store(self._machine)
-        self._faults: list[_Fault] = []
-        self._holds: list[Hold] = []
-        self._next_pid = 1000
-        self._booted = False
-        with self._step():
+        self._processes = Processes(sysfs)
+        self._silent = False
+        with self.boot() as machine:
             for name in features.drivers:
-                self._machine.load(driver_named(name))
-        self._booted = True
+                machine.load(driver_named(name))
 
     def _lay_out(self, features: Features) -> None:
         """What is there before the first device: folders, and where /dev comes from."""
@@ -182,12 +144,12 @@ class Kernel:
     def plug_platform(self, name: str, driver: str, makes: Makes = CARD_ONLY) -> None:
         """Add a card that is no PCI function, such as ``simple-framebuffer.0``."""
         with self._step():
-            self._machine.plug_platform(name, driver, makes)
+            self._machine.plug_platform(f"/devices/platform/{name}", driver, makes)
 
     def unplug_platform(self, name: str) -> None:
         """Take it away."""
         with self._step():
-            self._machine.unplug_platform(name)
+            self._machine.unplug_platform(f"/devices/platform/{name}")
 
     # --- writing ----------------------------------------------------------------------------------
 
@@ -199,8 +161,7 @@ class Kernel:
             data: What is written. Zero bytes do nothing: the kernel never hears of them.
         """
         with self._step():
-            resolved = self.tree.resolve(path)
-            return self._fault(path, resolved) or self._store.write(resolved, data)
+            return self._store.write(path, data)
 
     def bind(self, address: str, driver: str) -> int:
         """Write to a driver's ``bind``."""
@@ -264,36 +225,11 @@ class Kernel:
             FileNotFoundError: There is no such node.
         """
         with self._step():
-            life = self._sysfs.lives.get(path)
-            if life is None or not self.tree.exists(path):
-                raise FileNotFoundError(f"no node {path} that could be held")
-            life.hold()
-            hold = Hold(self, path, life, self._next_pid)
-            self._next_pid += 1
-            self._holds.append(hold)
-            self.tree.file(f"/proc/{hold.pid}/comm", f"{command}\n")
-            self.tree.file(f"/proc/{hold.pid}/cmdline", f"{command}\0")
-            self.tree.folder(f"/proc/{hold.pid}/fd")
-            os.symlink(path, self.tree.real(f"/proc/{hold.pid}/fd/3"))
-            return hold
+            return self._processes.start(path, command, self._release)
 
-    def release(self, hold: Hold) -> None:
-        """Let the process close the node and end; nothing happens the second time."""
+    def _release(self, hold: Hold) -> None:
         with self._step():
-            if hold in self._holds:
-                self._holds.remove(hold)
-                hold.life.release()
-                self.tree.remove(f"/proc/{hold.pid}")
-
-    def _mark_deleted(self) -> None:
-        """Show in /proc which held nodes are gone, as the kernel does."""
-        for hold in self._holds:
-            if self._sysfs.lives.get(hold.path) is not hold.life:
-                entry = self.tree.real(f"/proc/{hold.pid}/fd/3")
-                gone = f"{hold.path} (deleted)"
-                if os.readlink(entry) != gone:
-                    os.unlink(entry)
-                    os.symlink(gone, entry)
+            self._processes.end(hold)
 
     # --- trouble ----------------------------------------------------------------------------------
 
@@ -333,7 +269,7 @@ class Kernel:
             times: How often; None is until `heal`.
         """
         with self._changed:
-            self._faults.append(_Fault(pattern, error, times))
+            self._store.fail(pattern, error, times)
 
     def fail_probe(self, address: str, error: int) -> None:
         """Let every driver's probe of a function fail; 0 ends it."""
@@ -363,8 +299,7 @@ class Kernel:
     def heal(self) -> None:
         """End all faults and hangs; who was blocked goes on."""
         with self._step():
-            self._faults.clear()
-            self._store.bind_nothing.clear()
+            self._store.heal()
             for function in self._machine.bus.functions.values():
                 function.probe_errno = 0
                 function.hangs = False
@@ -399,6 +334,25 @@ class Kernel:
             while self._udev.step():
                 pass
 
+    # --- before anybody listens -------------------------------------------------------------------
+
+    @contextmanager
+    def boot(self) -> Iterator[Machine]:
+        """Change the host before anybody listens: nothing is emitted, and udevd deals with all."""
+        with self._changed:
+            self._silent = True
+            try:
+                yield self._machine
+                self.udev_settle()
+            finally:
+                self._silent = False
+
+    @contextmanager
+    def changing(self) -> Iterator[threading.Condition]:
+        """Hold the kernel's lock, or wait on it for another thread's next change."""
+        with self._changed:
+            yield self._changed
+
     # --- within -----------------------------------------------------------------------------------
 
     @contextmanager
@@ -408,17 +362,22 @@ class Kernel:
             try:
                 yield
             finally:
-                self._mark_deleted()
+                self._processes.mark_deleted()
                 if self._udev.mode is UdevMode.AUTO:
                     self.udev_settle()
                 self._changed.notify_all()
+
+    def _wait_for(self, condition: Callable[[], bool]) -> None:
+        if not condition():
+            self._changed.notify_all()  # who waits for another's change sees how far it has come
+            self._changed.wait_for(condition)
 
     def _say(self, event: Uevent) -> None:
         self._pass_on(event)
         self._udev.hear(event)
 
     def _pass_on(self, event: Uevent) -> None:
-        if self._booted:  # before, nobody listens
+        if not self._silent:
             self._emit(event)
 
     def _autoload(self, address: Address) -> None:
@@ -429,16 +388,6 @@ class Kernel:
         for name in (*function.hardware.drivers, function.hardware.makes.via):
             if name is not None:
                 self._machine.load(driver_named(name))
-
-    def _fault(self, *paths: str) -> int:
-        for fault in self._faults:
-            if any(fnmatch.fnmatchcase(path, fault.pattern) for path in paths):
-                if fault.times is not None:
-                    fault.times -= 1
-                    if fault.times == 0:
-                        self._faults.remove(fault)
-                return fault.error
-        return 0
 
     def _function(self, address: str) -> Function:
         return self._machine.bus.functions[Address(address)]

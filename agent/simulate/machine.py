@@ -10,14 +10,21 @@ import contextlib
 import dataclasses
 import errno
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
-from agent.host.model import Address
-from agent.simulate.devices import Device, Sysfs
-from agent.simulate.drivers import IOMMUFD, KFD, VFIO_CONTAINER, Bound, Drivers
+from agent.host.model import Address, DeviceNumber
+from agent.simulate.devices import Device, NodeOf, Sysfs
+from agent.simulate.drivers import Bound, Drivers, Majors, VfioKind
 from agent.simulate.hardware import Driver, Hardware, Makes
 from agent.simulate.pci import Function, PciBus
+
+SHARED: Final[Mapping[str, DeviceNumber]] = {
+    "/dev/vfio/vfio": DeviceNumber(10, 196),
+    "/dev/iommu": DeviceNumber(10, 125),
+    "/dev/kfd": DeviceNumber(508, 0),
+}
+_SHARED_MODES: Final = {"/dev/vfio/vfio": 0o666, "/dev/iommu": 0o660}
 
 WaitFor = Callable[[Callable[[], bool]], object]
 """Waits until something is true, without keeping the kernel's lock meanwhile."""
@@ -31,14 +38,15 @@ class Features:
     """What kind of host it is."""
 
     iommu: bool = True
-    vfio_group: bool = True
-    """VFIO has its older back end: ``/dev/vfio/<group>``."""
-    vfio_cdev: bool = True
-    """VFIO has its newer back end: ``/dev/vfio/devices/vfioN``. Debian's kernels do not."""
+    vfio: VfioKind = VfioKind.BOTH
     devtmpfs: bool = True
     """/dev is the kernel's own, and not a container's copy."""
     drivers: tuple[str, ...] = ("pcieport", "xe", "i915", "vfio-pci")
     """What is loaded at the start; udevd loads others for what is plugged in."""
+    majors: Majors = dataclasses.field(default_factory=Majors)
+    shared: Mapping[str, DeviceNumber] = dataclasses.field(default_factory=lambda: SHARED)
+    """The nodes that VFIO (``/dev/vfio/vfio``, ``/dev/iommu``) and amdgpu (``/dev/kfd``) make for
+    all devices when they are loaded."""
 
 
 class Machine:
@@ -53,9 +61,7 @@ class Machine:
     def __init__(self, sysfs: Sysfs, features: Features, wait_for: WaitFor) -> None:
         self.sysfs: Final = sysfs
         self.features: Final = features
-        self.drivers: Final = Drivers(
-            sysfs, vfio_group=features.vfio_group, vfio_cdev=features.vfio_cdev
-        )
+        self.drivers: Final = Drivers(sysfs, features.majors, features.vfio)
         self.bus: Final = PciBus(
             sysfs, self.drivers, iommu=features.iommu, working=self._driver_works
         )
@@ -64,12 +70,22 @@ class Machine:
         self._locked: set[Address] = set()
         self._removed: dict[Address, Hardware] = {}
         self._platform: dict[str, Bound] = {}
-        self._shared: set[str] = set()
+        self._shared: dict[str, Device] = {}
 
     # --- functions --------------------------------------------------------------------------------
 
     def plug(self, hardware: Iterable[Hardware]) -> None:
-        """Let functions appear together: all are there before the first driver is tried."""
+        """Let functions appear together: all are there before the first driver is tried.
+
+        Raises:
+            ValueError: Two functions would have one address; nothing has happened.
+        """
+        hardware = tuple(hardware)
+        addresses = [one.address for one in hardware]
+        if taken := self.bus.functions.keys() & set(addresses):
+            raise ValueError(f"there is a function at {min(taken)} already")
+        if len(set(addresses)) < len(addresses):
+            raise ValueError("two functions have one address")
         added: list[Function] = []
         for one in hardware:
             for depth, bridge in enumerate(one.bridges):
@@ -199,24 +215,9 @@ class Machine:
         return 0
 
     def _create_vf(self, pf: Function, index: int) -> None:
-        makes = pf.hardware.vf_makes
-        if makes is None:
-            makes = dataclasses.replace(
-                pf.hardware.makes, connectors=(), framebuffer=False, mei=False
-            )
-        vf = self.bus.add(
-            dataclasses.replace(
-                pf.hardware,
-                address=vf_address(pf.address, index),
-                makes=makes,
-                boot_vga=None,
-                group="",
-                total_vfs=0,
-            ),
-            physfn=pf.address,
-        )
+        vf = self.bus.add(pf.hardware.virtual_function(index), physfn=pf.address)
         tree = self.sysfs.tree
-        pf.virtfns.append(vf.address)
+        pf.virtfns[index] = vf.address
         # On the bus first, then linked: for a moment it is a function like any other.
         tree.link(f"/sys{pf.device.devpath}/virtfn{index}", f"/sys{vf.device.devpath}")
         tree.link(f"/sys{vf.device.devpath}/physfn", f"/sys{pf.device.devpath}")
@@ -230,18 +231,18 @@ class Machine:
         """Let all VFs of a function go."""
         if not function.virtfns:
             return
-        for address in reversed(tuple(function.virtfns)):
+        for address in reversed(tuple(function.virtfns.values())):
             vf = self.bus.functions[address]
             self._unplug_one(vf, keep=False)
         self._count_vfs(function)
 
     def _forget_vf(self, vf: Function) -> None:
         pf = self.bus.functions.get(vf.physfn) if vf.physfn is not None else None
-        if pf is None or vf.address not in pf.virtfns:
+        if pf is None:
             return
-        index = vf_index(pf.address, vf.address)
+        index = next(index for index, address in pf.virtfns.items() if address == vf.address)
+        del pf.virtfns[index]
         self.sysfs.tree.unlink(f"/sys{pf.device.devpath}/virtfn{index}")
-        pf.virtfns.remove(vf.address)
 
     def _count_vfs(self, function: Function) -> None:
         path = f"/sys{function.device.devpath}/sriov_numvfs"
@@ -256,11 +257,12 @@ class Machine:
             return
         self.sysfs.tell("add", f"/module/{driver.module}", "module")
         self.bus.register(driver)
-        if driver.vfio:
-            self._share(VFIO_CONTAINER, wanted=self.features.vfio_group)
-            self._share(IOMMUFD, wanted=self.features.vfio_cdev)
+        if driver.vfio and self.features.vfio.group:
+            self.share("/dev/vfio/vfio")
+        if driver.vfio and self.features.vfio.cdev:
+            self.share("/dev/iommu")
         if driver.kfd:
-            self._share(KFD, wanted=True)
+            self.share("/dev/kfd")
         for function in tuple(self.bus.functions.values()):
             if driver.child_bus and function.hardware.makes.via == driver.name:
                 self.bus.bind_child(function)
@@ -284,9 +286,8 @@ class Machine:
                 self.bus.unbind(function)
         self.bus.deregister(driver)
         self.sysfs.tell("remove", driver.devpath, "drivers")
-        if driver.kfd:
-            self._shared.discard(KFD.devpath)
-            self.sysfs.remove(KFD)
+        if driver.kfd and (kfd := self._shared.pop("/dev/kfd", None)) is not None:
+            self.sysfs.remove(kfd)
         self.sysfs.tell("remove", f"/module/{driver.module}", "module")
         return 0
 
@@ -295,42 +296,42 @@ class Machine:
             return function.child is not None and function.hardware.makes.via == driver.name
         return function.driver is not None and function.driver.name == driver.name
 
-    def _share(self, device: Device, *, wanted: bool) -> None:
-        """Add a device that belongs to a module, once."""
-        if wanted and device.devpath not in self._shared:
-            self._shared.add(device.devpath)
-            self.sysfs.add(device)
+    def share(self, path: str) -> None:
+        """Add a device that is there once and belongs to a module, if this host has it."""
+        number = self.features.shared.get(path)
+        if number is None or path in self._shared:
+            return
+        name = path.removeprefix("/dev/")
+        kind = "kfd" if name == "kfd" else "misc"
+        device = self._shared[path] = Device(
+            f"/devices/virtual/{kind}/{os.path.basename(name)}",
+            kind,
+            node=NodeOf(name, number, _SHARED_MODES.get(path, 0o600)),
+        )
+        self.sysfs.add(device)
 
     # --- displays that are no PCI function --------------------------------------------------------
 
-    def plug_platform(self, name: str, driver: str, makes: Makes) -> None:
-        """Let a card without a PCI function appear: ``simple-framebuffer.0``, ``vgem``."""
-        device = Device(
-            f"/devices/platform/{name}", "platform", parent="/devices/platform", on_bus=True
-        )
+    def plug_platform(self, devpath: str, driver: str | None, makes: Makes) -> None:
+        """Let a device with a card and without a PCI function appear: simpledrm, vgem."""
+        _, _, subsystem, *_ = devpath.split("/")
+        device = Device(devpath, subsystem, parent=os.path.dirname(devpath), on_bus=True)
+        bound = self._platform[devpath] = Bound()
         self.sysfs.add(device)
-        self.sysfs.tree.folder(f"/sys/bus/platform/drivers/{driver}")
-        self.sysfs.driver_links(device, driver)
-        bound = self._platform[name] = Bound()
         bound.undo.callback(self.sysfs.remove, device)
-        bound.undo.callback(self.sysfs.no_driver, device)
-        self.drivers.display(bound, device.devpath, makes)
-        bound.undo.callback(self.sysfs.no_driver_links, device)
-        self.sysfs.say("bind", device)
+        if driver is not None:
+            self.sysfs.tree.folder(f"/sys/bus/{subsystem}/drivers/{driver}")
+            self.sysfs.driver_links(device, driver)
+            bound.undo.callback(self._platform_unbound, device)
+        self.drivers.display(bound, devpath, makes)
+        if driver is not None:
+            bound.undo.callback(self.sysfs.no_driver_links, device)
+            self.sysfs.say("bind", device)
 
-    def unplug_platform(self, name: str) -> None:
+    def _platform_unbound(self, device: Device) -> None:
+        self.sysfs.no_driver(device)
+        self.sysfs.say("unbind", device)
+
+    def unplug_platform(self, devpath: str) -> None:
         """Let it go, as simpledrm goes when the real driver comes."""
-        self._platform.pop(name).undo.close()
-
-
-def vf_address(pf: Address, index: int) -> Address:
-    """The address of a PF's VF: they follow it, over the borders of slots."""
-    bus, _, rest = pf.rpartition(":")
-    slot, _, function = rest.partition(".")
-    devfn = (int(slot, 16) << 3 | int(function)) + 1 + index
-    return Address(f"{bus}:{devfn >> 3:02x}.{devfn & 7}")
-
-
-def vf_index(pf: Address, vf: Address) -> int:
-    """Which of a PF's VFs this is."""
-    return next(index for index in range(256) if vf_address(pf, index) == vf)
+        self._platform.pop(devpath).undo.close()

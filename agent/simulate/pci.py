@@ -37,7 +37,7 @@ class Function:
     bound: Bound | None = None
     group: int | None = None
     physfn: Address | None = None
-    virtfns: list[Address] = dataclasses.field(default_factory=list)
+    virtfns: dict[int, Address] = dataclasses.field(default_factory=dict)
     child: Device | None = None
     """The device between the function and its nodes, where its driver makes one."""
     hangs: bool = False
@@ -154,8 +154,8 @@ class PciBus:
     def _join_group(self, function: Function, key: int | str) -> None:
         group = self._groups.get(key)
         if group is None:
-            wanted = isinstance(key, int) and self._group_numbers.reserve(key)
-            number = key if isinstance(key, int) and wanted else self._group_numbers.take()
+            self._group_numbers.want(*([key] if isinstance(key, int) else []))
+            number = self._group_numbers.take()
             group = self._groups[key] = _Group(number, key)
             self._tree.folder(f"{GROUPS}/{number}/devices")
             self._tree.file(f"{GROUPS}/{number}/type", "DMA\n")

@@ -10,7 +10,9 @@ A table from the file to what it does, after drivers/base/bus.c, drivers/pci/pci
 - What is not there is ENOENT; what cannot be written, EACCES, for root too.
 """
 
+import dataclasses
 import errno
+import fnmatch
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -20,10 +22,17 @@ from agent.host.model import Address
 from agent.simulate.machine import Machine
 from agent.simulate.pci import BUS, Function
 
-PAGE: Final = 4096
+_PAGE: Final = 4096
 _ACTIONS: Final = frozenset(
     {"add", "remove", "change", "move", "online", "offline", "bind", "unbind"}
 )
+
+
+@dataclasses.dataclass(slots=True)
+class _Fault:
+    pattern: str
+    error: int
+    times: int | None
 
 
 class Store:
@@ -35,6 +44,7 @@ class Store:
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
+        self._faults: list[_Fault] = []
         self.bind_nothing: Final[set[Address]] = set()
         """Functions for which ``bind`` and ``drivers_probe`` succeed and do nothing."""
         self._on_bus: Mapping[str, Callable[[str], int]] = {
@@ -56,20 +66,42 @@ class Store:
             "sriov_drivers_autoprobe": self._sriov_autoprobe,
         }
 
-    def write(self, path: str, text: str) -> int:
+    def fail(self, pattern: str, error: int, times: int | None) -> None:
+        """Let writes to files that match a pattern fail, so many times or until `heal`."""
+        self._faults.append(_Fault(pattern, error, times))
+
+    def heal(self) -> None:
+        """End all faults."""
+        self._faults.clear()
+        self.bind_nothing.clear()
+
+    def write(self, given: str, text: str) -> int:
         """Do what writing this does; 0 or an errno.
 
         Args:
-            path: A file of the host, with all links followed.
+            given: A file of the host; links are followed.
             text: What is written in one call.
         """
+        path = self._machine.sysfs.tree.resolve(given)
+        if error := self._fault(given, path):
+            return error
         if not self._machine.sysfs.tree.exists(path):
             return errno.ENOENT
         if not text and path.startswith("/sys/"):
             return 0
-        if len(text) >= PAGE:
+        if len(text) >= _PAGE:
             return errno.EINVAL
         return self._dispatch(path, text)
+
+    def _fault(self, *paths: str) -> int:
+        for fault in self._faults:
+            if any(fnmatch.fnmatchcase(path, fault.pattern) for path in paths):
+                if fault.times is not None:
+                    fault.times -= 1
+                    if fault.times == 0:
+                        self._faults.remove(fault)
+                return fault.error
+        return 0
 
     def _dispatch(self, path: str, text: str) -> int:
         folder, name = os.path.split(path)

@@ -67,9 +67,13 @@ class Tree:
 
     def folder(self, path: str) -> None:
         """Make a folder, and those above it."""
-        if not os.path.isdir(self.real(path)):
-            os.makedirs(self.real(path), exist_ok=True)
-            self._tell()
+        try:
+            os.mkdir(self.real(path))
+        except FileExistsError:
+            return
+        except FileNotFoundError:
+            os.makedirs(self.real(path))
+        self._tell()
 
     def file(self, path: str, content: str | bytes, mode: int = 0o644) -> None:
         """Make a file, or replace it whole."""
@@ -77,8 +81,11 @@ class Tree:
         with open(staged, "xb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
         os.chmod(staged, mode)
-        os.makedirs(os.path.dirname(self.real(path)), exist_ok=True)
-        os.replace(staged, self.real(path))
+        try:
+            os.replace(staged, self.real(path))
+        except FileNotFoundError:
+            self.folder(os.path.dirname(path))
+            os.replace(staged, self.real(path))
         self._tell()
 
     def fifo(self, path: str) -> None:
@@ -91,9 +98,11 @@ class Tree:
     def link(self, path: str, target: str) -> None:
         """Make a relative link, as sysfs does; one that is there is replaced in one step."""
         place = self.real(path)
-        os.makedirs(os.path.dirname(place), exist_ok=True)
         leads = os.path.relpath(target, os.path.dirname(path))
         try:
+            os.symlink(leads, place)
+        except FileNotFoundError:
+            self.folder(os.path.dirname(path))
             os.symlink(leads, place)
         except FileExistsError:
             # As udevd does it, and only udevd replaces a link. Beside it, for /dev may be a mount.

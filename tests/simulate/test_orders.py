@@ -10,38 +10,9 @@ import pytest
 
 from agent.simulate import Features, Kernel, Source, Uevent
 from agent.simulate.host import arc_b50, bochs, flex_170, two_functions, virtio_gpu
+from tests.simulate.conftest import Recorder
 
 FLEX = "0000:4d:00.0"
-
-
-class Recorder:
-    """Keeps what is said, and tells what of it is about displays, VFIO and functions."""
-
-    def __init__(self) -> None:
-        self.events: list[Uevent] = []
-
-    def __call__(self, event: Uevent) -> None:
-        self.events.append(event)
-
-    def of(self, source: Source) -> list[str]:
-        """``add drm card0`` and so on."""
-        return [
-            f"{event.action} {event.subsystem} {event.devpath.rpartition('/')[2]}"
-            for event in self.events
-            if event.source is source
-            and event.subsystem in {"drm", "graphics", "vfio", "vfio-dev", "pci", "virtio"}
-        ]
-
-
-@pytest.fixture
-def heard() -> Recorder:
-    return Recorder()
-
-
-@pytest.fixture
-def kernel(tmp_path: Path, heard: Recorder) -> Kernel:
-    drivers = ("pcieport", "i915", "xe", "nouveau", "vfio-pci", "virtio-pci")
-    return Kernel(tmp_path / "host", heard, features=Features(drivers=drivers))
 
 
 ARRIVAL = [
