@@ -17,7 +17,7 @@ import platform
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Final
+from typing import Final, get_args
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import (
@@ -28,13 +28,16 @@ from prometheus_client.core import (
 )
 
 from agent.cdi.desired import Reason
-from agent.host.uevent import ACTIONS, OTHER, SUBSYSTEMS
+from agent.host.uevent import ACTIONS, OTHER, SUBSYSTEMS, Source
 from agent.observe.health import EventSource, Verdict
 from agent.reconcile.messages import Inbox
 from agent.reconcile.state import PassReport, State
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 """Of what `Metrics.render` returns."""
+
+SOURCES: Final[tuple[str, ...]] = get_args(Source)
+"""A source that cannot be opened here is down, not absent."""
 
 LEFTOVER: Final = "leftover"
 """The kind of a file of ours that belongs to no kind any more."""
@@ -150,7 +153,7 @@ class Metrics:
         """Every metric, one statement each; the registry calls this."""
         state = self._snapshot()
         sources = {source.source: source for source in self._sources}
-        per_source = {"source": tuple(sources)}
+        per_source = {"source": SOURCES}
         kinds = self._known_kinds(state)
         per_kind = {"kind": kinds}
         per_file_kind = {"kind": (*kinds, LEFTOVER)}

@@ -155,6 +155,13 @@ def test_events_are_read_from_their_sources() -> None:
     assert rig.value("source_up", source="kernel") == 1
 
 
+def test_a_source_that_could_not_be_opened_is_down() -> None:
+    rig = Rig()
+    del rig.sources[0]
+    assert rig.value("source_up", source="kernel") == 0
+    assert rig.value("event_overflows_total", source="kernel") == 0
+
+
 def test_devices_are_counted_by_kind_and_withheld_ones_by_reason() -> None:
     rig = Rig()
     rig.state = State(
