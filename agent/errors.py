@@ -48,10 +48,22 @@ class AgentError(Exception):
 
 
 class ConfigError(AgentError):
-    """The configuration cannot be used; the text lists every fault found in it."""
+    """The configuration cannot be used; the text lists every fault found in it.
+
+    Args:
+        sentence: All of it, as one sentence.
+        hint: What the reader can do about it.
+        faults: Each fault by itself, with its line and key.
+    """
 
     code = "config"
     exit_code = ExitCode.CONFIG
+
+    def __init__(
+        self, sentence: str, *, hint: str | None = None, faults: tuple[str, ...] = ()
+    ) -> None:
+        super().__init__(sentence, hint=hint)
+        self.faults = faults
 
 
 class SpecError(AgentError):

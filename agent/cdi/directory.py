@@ -212,20 +212,7 @@ class Directory:
         Raises:
             OSError: EFBIG: it is too large. EINVAL: it is no regular file.
         """
-        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-        _require_regular(os.stat(name, dir_fd=self.fd, follow_symlinks=follow))
-        fd = os.open(name, flags if follow else flags | os.O_NOFOLLOW, dir_fd=self.fd)
-        try:
-            status = os.fstat(fd)
-            _require_regular(status)
-            # It may be growing: one byte more than allowed tells.
-            with os.fdopen(fd, "rb", closefd=False) as file:
-                content = file.read(MAX_SIZE + 1)
-        finally:
-            os.close(fd)
-        if len(content) > MAX_SIZE:
-            raise _too_large()
-        return status, content
+        return _read(name, MAX_SIZE, self.fd, follow=follow)
 
     def unlink(self, name: str) -> None:
         """Delete a file; what is gone is gone."""
@@ -295,12 +282,40 @@ def require_in_place(directory: Directory) -> None:
         raise OSError(errno.ESTALE, reason, directory.path)
 
 
-def _require_regular(status: os.stat_result) -> None:
+def read_regular(path: str, limit: int) -> bytes:
+    """Read any regular file of bounded size, in the same way.
+
+    Raises:
+        OSError: EFBIG: it is too large. EINVAL: it is no regular file.
+    """
+    return _read(path, limit, None, follow=True)[1]
+
+
+def _read(
+    path: str, limit: int, dir_fd: int | None, *, follow: bool
+) -> tuple[os.stat_result, bytes]:
+    _require_regular(os.stat(path, dir_fd=dir_fd, follow_symlinks=follow), limit)
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    fd = os.open(path, flags if follow else flags | os.O_NOFOLLOW, dir_fd=dir_fd)
+    try:
+        status = os.fstat(fd)
+        _require_regular(status, limit)
+        # It may be growing: one byte more than allowed tells.
+        with os.fdopen(fd, "rb", closefd=False) as file:
+            content = file.read(limit + 1)
+    finally:
+        os.close(fd)
+    if len(content) > limit:
+        raise _too_large(limit)
+    return status, content
+
+
+def _require_regular(status: os.stat_result, limit: int) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "it is not a regular file")
-    if status.st_size > MAX_SIZE:
-        raise _too_large()
+    if status.st_size > limit:
+        raise _too_large(limit)
 
 
-def _too_large() -> OSError:
-    return OSError(errno.EFBIG, f"it is larger than {MAX_SIZE // 2**20} MiB")
+def _too_large(limit: int) -> OSError:
+    return OSError(errno.EFBIG, f"it is larger than {limit // 2**20} MiB")

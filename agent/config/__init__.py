@@ -1,0 +1,154 @@
+"""The configuration: the settings that each package defines, put together and read from a file.
+
+A key is one row in its package's ``settings.py`` and one in ``config.example.yaml``; this module
+knows only the sections, and what rules hold between them. It reads all of a file or refuses all of
+it: ``ConfigError`` names every fault with its key, its line and what is allowed there.
+"""
+
+import functools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from agent.cdi import rules
+from agent.cdi.directory import printable, read_regular
+from agent.cdi.merge import merge
+from agent.cdi.profile import Profile
+from agent.cdi.profiles import load_builtin
+from agent.cdi.settings import CdiSettings
+from agent.cdi.spec import Device, DeviceNode
+from agent.cdi.tree import one_line
+from agent.config import document
+from agent.config.build import Builder, Fault
+from agent.control.settings import MetricsSettings
+from agent.errors import ConfigError
+from agent.host.settings import AbsolutePath, HostSettings
+from agent.observe.settings import LogSettings
+from agent.reconcile.settings import ReconcileSettings
+
+DEFAULT_PATH: Final = Path("/etc/cdi-agent/config.yaml")
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The whole configuration; without a file, all of it has defaults."""
+
+    state_directory: AbsolutePath = "/var/lib/cdi-agent"
+    """Where the agent remembers what it wrote, so that it can clean up after itself."""
+    host: HostSettings = HostSettings()
+    """What is looked at, and where."""
+    cdi: CdiSettings = CdiSettings()
+    """What is written, and where."""
+    reconcile: ReconcileSettings = ReconcileSettings()
+    """How long things are waited for."""
+    log: LogSettings = LogSettings()
+    """What is logged, and in which form."""
+    metrics: MetricsSettings = MetricsSettings()
+    """Where metrics and health can be asked for."""
+
+
+def load(path: Path | None = None) -> Config:
+    """Read the configuration. Blocks: in a running loop call it in a thread.
+
+    Args:
+        path: The file; None means the default one, which need not exist.
+
+    Raises:
+        ConfigError: It cannot be read or used.
+    """
+    file = DEFAULT_PATH if path is None else path
+    shown = printable(str(file))
+    try:
+        content = read_regular(str(file), document.MAX_SIZE)
+    except FileNotFoundError as error:
+        if path is None:
+            return Config()
+        raise ConfigError(f"{shown} does not exist") from error
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(f"{shown} cannot be read: {reason}") from error
+    return parse(content, shown)
+
+
+def parse(content: str | bytes, source: str = "the configuration") -> Config:
+    """Read the text of a configuration.
+
+    Args:
+        content: YAML.
+        source: What to call it in an error.
+
+    Raises:
+        ConfigError: It cannot be used; ``faults`` has everything that is wrong with it.
+    """
+    raw = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content
+    builder = Builder()
+    try:
+        config = builder.build(document.read(raw), Config)
+    except document.DocumentError as error:
+        raise _refusal(source, [Fault("", error.line, one_line(error.text))]) from error
+    if config is not None:
+        for keys, text in _contradictions(config):
+            if all(map(builder.is_sound, keys)):
+                given = (key for key in keys if key in builder.lines)
+                builder.fault(next(given, keys[0]), text)
+        if builder.is_sound("cdi.profiles"):
+            for path, text in _profile_faults(config, with_pin=builder.is_sound("cdi.version")):
+                builder.fault(path, text)
+    if config is None or builder.faults:
+        raise _refusal(source, builder.faults)
+    return config
+
+
+def profiles(config: Config) -> tuple[Profile, ...]:
+    """The profiles that hold, in order of precedence: the configuration's, then our own."""
+    return merge(config.cdi.profiles, _builtin())[0]
+
+
+@functools.cache
+def _builtin() -> tuple[Profile, ...]:
+    return load_builtin()
+
+
+def _refusal(source: str, faults: list[Fault]) -> ConfigError:
+    ordered = sorted(faults, key=lambda fault: fault.line or 0)
+    return ConfigError(
+        f"{source} cannot be used: {'; '.join(map(str, ordered))}",
+        hint="config.example.yaml documents every key",
+        faults=tuple(map(str, ordered)),
+    )
+
+
+def _contradictions(config: Config) -> Iterator[tuple[tuple[str, str], str]]:
+    """Settings that are right one by one and cannot hold together: their keys, and why."""
+    times = config.reconcile
+    for low, high in (("settle", "settle_max"), ("retry_first", "retry_max")):
+        if getattr(times, low) > getattr(times, high):
+            keys = (f"reconcile.{low}", f"reconcile.{high}")
+            yield keys, f"{keys[0]} must not be longer than {keys[1]}"
+    state = os.path.normpath(config.state_directory)
+    for key, directories in (
+        ("cdi.directory", (config.cdi.directory,)),
+        ("cdi.other_directories", config.cdi.other_directories),
+    ):
+        if state in map(os.path.normpath, directories):
+            yield (key, "state_directory"), f"{state} cannot be both {key} and state_directory"
+
+
+def _profile_faults(config: Config, *, with_pin: bool) -> Iterator[tuple[str, str]]:
+    merged, problems = merge(config.cdi.profiles, _builtin())
+    for problem in problems:
+        yield f"cdi.profiles{problem.path}", problem.sentence
+    pin = config.cdi.version
+    if problems or pin is None or not with_pin:
+        return
+    given = {profile.get("name"): number for number, profile in enumerate(config.cdi.profiles)}
+    for profile in merged:
+        edits = profile.edits((DeviceNode("/dev/null", host_path="/dev/null"),))
+        needed = rules.device_version(Device("0", edits, profile.sorted_annotations))
+        if profile.name in given and not rules.fits(needed, pin):
+            yield (
+                f"cdi.profiles[{given[profile.name]}]",
+                f"its entries need cdiVersion {needed}, and cdi.version allows {pin} at most",
+            )

@@ -1,0 +1,467 @@
+"""The configuration: all of a file or nothing of it, and every fault at once."""
+
+import os
+import stat
+import typing
+from collections.abc import Callable
+from pathlib import Path
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from agent.cdi import rules
+from agent.cdi.settings import CdiSettings, Pin
+from agent.config import Config, load, parse, profiles
+from agent.errors import ConfigError, ExitCode
+
+
+def faults(text: str | bytes) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        parse(text, "config.yaml")
+    error = caught.value
+    assert error.exit_code is ExitCode.CONFIG
+    assert "\n" not in error.sentence
+    assert error.sentence == f"config.yaml cannot be used: {'; '.join(error.faults)}"
+    return list(error.faults)
+
+
+# --- what is right --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text", ["", "\n", "# nothing\n", "---\n", "null", "{}", "cdi:\nlog:\n", "cdi:\n  ignore:\n"]
+)
+def test_nothing_given_means_the_defaults(text: str) -> None:
+    assert parse(text) == Config()
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("50ms", 0.05),
+        ("0.5s", 0.5),
+        ("1.5 s", 1.5),
+        ("'1s'", 1),
+        ("0", 0),
+        ("0.25", 0.25),
+        ("1", 1),
+        ("0s", 0),
+        ("0.01m", 0.6),
+    ],
+)
+def test_durations_are_numbers_with_or_without_a_unit(text: str, seconds: float) -> None:
+    assert parse(
+        f"reconcile: {{settle_max: 1h, settle: {text}}}"
+    ).reconcile.settle == pytest.approx(seconds)
+
+
+def test_hours_and_minutes() -> None:
+    config = parse("reconcile: {resync: 2h, retry_max: 3m}")
+    assert (config.reconcile.resync, config.reconcile.retry_max) == (7200, 180)
+
+
+def test_what_is_ignored_has_one_form() -> None:
+    config = parse('cdi: {ignore: ["03:00.0", "0001:0A:00.1", "8086:E212", 1002:744c]}')
+    assert config.cdi.ignored == {"0000:03:00.0", "0001:0a:00.1", "8086:e212", "1002:744c"}
+
+
+def test_text_is_taken_as_it_was_written() -> None:
+    """A bare 8086, 0300 or 1e10 is the text that it looks like, and no number."""
+    config = parse(
+        """
+        cdi:
+          profiles:
+          - name: plain
+            kind: example.com/plain
+            match: {vendor: 8086, devices: [1e10, 0300]}
+            nodes: [{role: card, fileMode: 0660}]
+        """
+    )
+    (profile, *_) = profiles(config)
+    assert profile.match.vendor == "8086"
+    assert profile.match.devices == ("1e10", "0300")
+    assert profile.nodes[0].file_mode == "0660"
+
+
+def test_a_profile_of_a_known_name_changes_that_one() -> None:
+    before = {profile.name: profile for profile in profiles(Config())}
+    config = parse("cdi: {profiles: [{name: intel-gpu, sriov: vf}]}")
+    (first, *rest) = profiles(config)
+    assert first.name == "intel-gpu"
+    assert first.sriov == "vf"
+    assert first.match == before["intel-gpu"].match
+    assert {profile.name for profile in rest} == before.keys() - {"intel-gpu"}
+
+
+def test_the_pin_offers_every_version_that_can_carry_our_entries() -> None:
+    known = rules.VERSIONS
+    assert typing.get_args(Pin) == known[known.index("0.5.0") :]
+    assert CdiSettings().version is None
+
+
+# --- what is wrong --------------------------------------------------------------------------------
+
+FAULTS: list[tuple[str, str, list[str]]] = [
+    (
+        "unknown-near",
+        "cdi:\n  directroy: /x\n",
+        ["line 2: cdi.directroy: there is no such key; did you mean directory?"],
+    ),
+    (
+        "unknown-section",
+        "zzz: 1\n",
+        [
+            (
+                "line 1: zzz: there is no such key; there are state_directory, host, cdi,"
+                " reconcile, log, metrics"
+            )
+        ],
+    ),
+    (
+        "twice",
+        "log:\n  level: info\n  level: debug\n",
+        ["line 3: log.level: it is given twice, first in line 2"],
+    ),
+    (
+        "section-twice",
+        "log: {level: info}\ncdi: {}\nlog: {}\n",
+        ["line 3: log: it is given twice, first in line 1"],
+    ),
+    ("number-key", "1: x\n", ["line 1: a key must be text, not 1"]),
+    ("true-key", "cdi:\n  true: x\n", ["line 2: cdi: a key must be text, not true"]),
+    ("null-key", "cdi:\n  ~: x\n", ["line 2: cdi: a key must be text, not null"]),
+    ("list-key", "? [a]\n: x\n", ["line 1: a key must be text, not a list"]),
+    ("mapping-key", "? {a: b}\n: x\n", ["line 1: a key must be text, not a mapping"]),
+    (
+        "on-is-text",
+        "cdi:\n  adopt: on\n  on: true\n",
+        [
+            "line 2: cdi.adopt: it must be true or false, not 'on'",
+            (
+                "line 3: cdi.on: there is no such key; there are directory, other_directories,"
+                " format, version, adopt, remove_on_stop, ignore, profiles"
+            ),
+        ],
+    ),
+    ("not-a-mapping", "- cdi\n", ["line 1: it must be a mapping, not a list"]),
+    ("text", "cdi\n", ["line 1: it must be a mapping, not 'cdi'"]),
+    ("section", "cdi: [1]\n", ["line 1: cdi: it must be a mapping, not a list"]),
+    (
+        "number-for-choice",
+        "log: {level: 3}\n",
+        ["line 1: log.level: it must be one of debug, error, info, warning, not 3"],
+    ),
+    (
+        "relative",
+        "state_directory: var/lib\n",
+        ["line 1: state_directory: it must be an absolute path, not 'var/lib'"],
+    ),
+    ("root", "host: {dev: /}\n", ["line 1: host.dev: it must be an absolute path, not '/'"]),
+    (
+        "null-path",
+        "cdi: {directory: null}\n",
+        ["line 1: cdi.directory: it must be an absolute path, not null"],
+    ),
+    (
+        "below-dev",
+        "host:\n  extra_nodes:\n  - /dev/kfd\n  - /etc/passwd\n  - [1]\n",
+        [
+            (
+                "line 4: host.extra_nodes[1]: it must be the path of a node below /dev,"
+                " not '/etc/passwd'"
+            ),
+            "line 5: host.extra_nodes[2]: it must be the path of a node below /dev, not a list",
+        ],
+    ),
+    (
+        "not-a-list",
+        "cdi: {ignore: 8086:e212}\n",
+        [
+            (
+                "line 1: cdi.ignore: it must be a list, each item of it an address such as"
+                ' "0000:03:00.0" or an id such as "8086:e212", not \'8086:e212\''
+            )
+        ],
+    ),
+    (
+        "too-small",
+        "host: {receive_buffer: 1}\n",
+        ["line 1: host.receive_buffer: it must be a whole number, from 65536 to 1073741824, not 1"],
+    ),
+    (
+        "fraction",
+        "reconcile: {queue_size: 16.5}\n",
+        ["line 1: reconcile.queue_size: it must be a whole number, from 16 to 1000000, not 16.5"],
+    ),
+    (
+        "duration",
+        "reconcile:\n  settle: 5 parsecs\n  udev_timeout: -1\n  resync: 10ms\n  settle_max: true\n",
+        [
+            (
+                "line 2: reconcile.settle: it must be a duration such as 50ms, 5s or 5m,"
+                " from 0 to 8760h, not '5 parsecs'"
+            ),
+            (
+                "line 3: reconcile.udev_timeout: it must be a duration such as 50ms, 5s or 5m,"
+                " from 0 to 8760h, not -1"
+            ),
+            (
+                "line 4: reconcile.resync: it must be a duration such as 50ms, 5s or 5m,"
+                " from 1s to 8760h, not '10ms'"
+            ),
+            (
+                "line 5: reconcile.settle_max: it must be a duration such as 50ms, 5s or 5m,"
+                " from 0 to 8760h, not true"
+            ),
+        ],
+    ),
+    (
+        "address",
+        "metrics:\n  listen: localhost:80\n",
+        [
+            (
+                "line 2: metrics.listen: 'localhost:80' is not a numeric address with a port, such"
+                " as 127.0.0.1:9478 or [::1]:9478, nor the absolute path of a socket"
+            )
+        ],
+    ),
+    (
+        "settle-longer-than-its-bound",
+        "reconcile:\n  settle: 2s\n",
+        ["line 2: reconcile.settle: reconcile.settle must not be longer than reconcile.settle_max"],
+    ),
+    (
+        "bound-shorter-than-settle",
+        "reconcile:\n  settle_max: 10ms\n",
+        [
+            (
+                "line 2: reconcile.settle_max: reconcile.settle must not be longer than"
+                " reconcile.settle_max"
+            )
+        ],
+    ),
+    (
+        "one-directory-for-both",
+        "state_directory: /var/run/cdi/\n",
+        ["line 1: state_directory: /var/run/cdi cannot be both cdi.directory and state_directory"],
+    ),
+    (
+        "version-that-cannot-carry-us",
+        "cdi: {version: 0.4.0}\n",
+        [
+            (
+                "line 1: cdi.version: it must be one of 0.5.0, 0.6.0, 0.7.0, 0.8.0, 1.0.0, 1.1.0,"
+                " not '0.4.0'"
+            )
+        ],
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [pytest.param(text, expected, id=name) for name, text, expected in FAULTS]
+)
+def test_a_fault_is_named_with_its_line_its_key_and_what_is_allowed(
+    text: str, expected: list[str]
+) -> None:
+    found = faults(text)
+    if expected[0].startswith("line 1: state_directory: /var/run/cdi"):
+        found = found[:1]  # it is one of the other directories too
+    assert found == expected
+
+
+PROFILE = (
+    "cdi:\n  profiles:\n  - name: mine\n    kind: example.com/gpu\n    nodes: [{role: card}]\n"
+)
+
+PROFILE_FAULTS: list[tuple[str, str, list[str]]] = [
+    (
+        "unknown-key",
+        PROFILE + "    match: {vendor: '8086'}\n    knd: x\n",
+        ["line 7: cdi.profiles[0].knd: there is no such key; did you mean kind?"],
+    ),
+    (
+        "deep",
+        PROFILE + "    match:\n      vendr: '8086'\n",
+        ["line 7: cdi.profiles[0].match.vendr: there is no such key; did you mean vendor?"],
+    ),
+    (
+        "several",
+        PROFILE + "    match: {vendor: xyz}\n    links: 5\n    env: {A: b}\n",
+        [
+            "line 6: cdi.profiles[0].match.vendor: it must be four hex digits, quoted, not 'xyz'",
+            "line 7: cdi.profiles[0].links: it must be true or false, not 5",
+            "line 8: cdi.profiles[0].env: it must be a list, each item of it text, not a mapping",
+        ],
+    ),
+    (
+        "number-as-annotation-key",
+        PROFILE + "    match: {vendor: '8086'}\n    annotations: {1: x}\n",
+        ["line 7: cdi.profiles[0].annotations: a key must be text, not 1"],
+    ),
+    ("not-a-mapping", "cdi:\n  profiles: [x]\n", ["line 2: cdi.profiles[0]: it must be a mapping"]),
+    ("no-match", PROFILE, ["line 3: cdi.profiles[0]"]),
+    (
+        "name-taken-twice",
+        PROFILE + "    match: {vendor: '8086'}\n" + PROFILE[16:] + "    match: {vendor: '1002'}\n",
+        ["line 3: cdi.profiles[0].name: the name 'mine'", "line 8: cdi.profiles[1].name: the name"],
+    ),
+    (
+        "no-kind-of-cdi",
+        PROFILE.replace("example.com/gpu", "gpu") + "    match: {vendor: '8086'}\n",
+        ["line 4: cdi.profiles[0].kind: "],
+    ),
+    (
+        "pin",
+        PROFILE + "    match: {vendor: '8086'}\n    additionalGids: [44]\n  version: 0.6.0\n",
+        [
+            (
+                "line 3: cdi.profiles[0]: its entries need cdiVersion 0.7.0,"
+                " and cdi.version allows 0.6.0 at most"
+            )
+        ],
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [pytest.param(text, expected, id=name) for name, text, expected in PROFILE_FAULTS],
+)
+def test_a_fault_in_a_profile_is_named_as_precisely(text: str, expected: list[str]) -> None:
+    found = faults(text)
+    assert len(found) == len(expected)
+    for fault, start in zip(found, expected, strict=True):
+        assert fault.startswith(start)
+
+
+def test_all_faults_are_told_at_once_in_the_order_of_lines() -> None:
+    text = """
+state_directory: relative
+reconcile:
+  settle: 2s
+cdi:
+  format: xml
+  profiles:
+  - {name: Mine, kind: example.com/gpu, match: {vendor: '8086'}, nodes: [{role: card}]}
+log: {levle: info}
+metrics: {listen: nowhere}
+"""
+    assert [fault.partition(": ")[0] for fault in faults(text)] == [
+        f"line {line}" for line in (2, 4, 6, 8, 9, 10)
+    ]
+
+
+def test_what_a_faulty_value_would_contradict_is_not_guessed_at() -> None:
+    assert len(faults("reconcile: {settle: 20s, settle_max: never}")) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a: &x 1", "line 1: anchors (&name) are not supported"),
+        ("a: {}\nb: *x", "line 2: aliases (*name) are not supported"),
+        ("a: !!python/object/apply:os.system [id]", "line 1: tags (!name) are not supported"),
+        ("\na: !!str 5", "line 2: tags (!name) are not supported"),
+        ("log: {}\n---\nlog: {}", "line 3: it has a second document"),
+        ("[" * 500, "line 1: it nests more than 24 deep"),
+        ("{a: " * 500, "line 1: it nests more than 24 deep"),
+        ("- " * 500, "line 1: it nests more than 24 deep"),
+        ("[" * 500_000, "line 1: it "),
+        ("{a: " * 200_000, "line 1: it "),
+        ("- " * 500_000, "line 1: it "),
+        ("a: b: c", "line 1: it is not YAML: mapping values are not allowed in this context"),
+        ("log: {level: info", "line 2: it is not YAML: while parsing a flow mapping"),
+        ("log:\n\tlevel: info", "line 2: it is not YAML: while scanning for the next token"),
+        ("a: \0", "it is not YAML: "),
+        (b"log:\n  level: \xff", "line 2: it is not text in UTF-8"),
+        ("[" + "1," * 200_000 + "]", "it has too many values"),
+        ("x" * (2**20 + 1), "it has more than 1 MiB"),
+    ],
+)
+def test_a_hostile_document_is_one_clear_fault(text: str | bytes, expected: str) -> None:
+    (fault,) = faults(text)
+    assert fault.startswith(expected)
+
+
+@hypothesis.given(
+    st.text(alphabet="abc:-[]{}'\"&*!?#|>%@\n \t,~0159.\\\0\x85\ufeff\ud800", max_size=60)
+    | st.binary(max_size=60)
+)
+def test_any_text_is_a_configuration_or_an_error(text: str | bytes) -> None:
+    try:
+        parse(text)
+    except ConfigError as error:
+        found = error.faults
+    else:
+        return
+    assert "; ".join(found).encode()
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def test_the_default_file_may_be_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agent.config.DEFAULT_PATH", tmp_path / "config.yaml")
+    assert load() == Config()
+    (tmp_path / "config.yaml").write_text("log: {level: debug}")
+    assert load().log.level == "debug"
+
+
+def test_a_file_that_was_asked_for_may_not(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"missing\.yaml does not exist"):
+        load(tmp_path / "missing.yaml")
+
+
+def test_a_link_is_followed(tmp_path: Path) -> None:
+    """A mounted ConfigMap is one."""
+    (tmp_path / "data").write_text("log: {level: debug}")
+    (tmp_path / "config.yaml").symlink_to("data")
+    assert load(tmp_path / "config.yaml").log.level == "debug"
+
+
+def test_an_error_names_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("lg: 1")
+    with pytest.raises(ConfigError) as caught:
+        load(path)
+    assert caught.value.sentence == (
+        f"{path} cannot be used: line 1: lg: there is no such key; did you mean log?"
+    )
+
+
+def make_large(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(100 * 2**20)
+
+
+def make_socket(path: Path) -> None:
+    os.mknod(path, stat.S_IFSOCK | 0o600)
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        pytest.param(os.mkfifo, "it is not a regular file", id="fifo"),
+        pytest.param(Path.mkdir, "it is not a regular file", id="directory"),
+        pytest.param(make_socket, "it is not a regular file", id="socket"),
+        pytest.param(
+            lambda path: path.symlink_to("/dev/zero"), "it is not a regular file", id="device"
+        ),
+        pytest.param(lambda path: path.symlink_to(path), "symbolic links", id="loop"),
+        pytest.param(make_large, "it is larger than 1 MiB", id="large"),
+    ],
+)
+def test_what_is_no_file_is_refused_without_waiting(
+    tmp_path: Path, make: Callable[[Path], None], reason: str
+) -> None:
+    path = tmp_path / "config.yaml"
+    make(path)
+    with pytest.raises(ConfigError, match=f"config.yaml cannot be read: .*{reason}"):
+        load(path)
+
+
+def test_a_path_that_is_no_path_is_refused() -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load(Path("a\0b"))
