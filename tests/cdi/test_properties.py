@@ -1,0 +1,138 @@
+"""What holds of every host, however odd."""
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.cdi import rules
+from agent.cdi.desired import Desired, Policy, assemble, desired
+from agent.cdi.parse import parse
+from agent.cdi.profile import Naming, Profile, Vfio
+from agent.cdi.render import render
+from agent.host.model import Hold, Inventory, NodeRole
+from tests.cdi.strategies import holds, inventories
+from tests.cdi.worlds import BUILTIN, changed
+
+PROFILES: Sequence[tuple[Profile, ...]] = (
+    BUILTIN,
+    changed("intel-gpu", vfio=Vfio(kind="intel.com/gpu"), naming=Naming.INDEX, links=True),
+    changed("amd-gpu", naming=Naming.CARD),
+)
+WORLDS = {"host": inventories(), "profiles": st.sampled_from(PROFILES), "held": holds()}
+
+
+def decide(host: Inventory, profiles: tuple[Profile, ...], held: tuple[Hold, ...]) -> Desired:
+    return desired(host, profiles, held, Policy())
+
+
+@given(**WORLDS)
+def test_everything_that_is_assembled_is_valid_and_comes_back_as_it_was(
+    host: Inventory, profiles: tuple[Profile, ...], held: tuple[Hold, ...]
+) -> None:
+    for kind, spec in assemble(decide(host, profiles, held).offers).items():
+        assert spec.kind == kind
+        assert spec.devices
+        assert rules.validate(spec) == []
+        assert render(parse(render(spec))) == render(spec)
+
+
+@given(**WORLDS)
+def test_no_two_devices_give_one_node_unless_it_is_shared(
+    host: Inventory, profiles: tuple[Profile, ...], held: tuple[Hold, ...]
+) -> None:
+    owners: dict[str, set[str]] = {}
+    for offer in decide(host, profiles, held).offers:
+        function = host.functions[offer.address]
+        for path, _ in offer.fingerprint.nodes:
+            if path not in host.shared:
+                groups = {each.path for each in function.nodes_of(NodeRole.VFIO_GROUP)}
+                owner = f"group {function.iommu_group}" if path in groups else offer.address
+                owners.setdefault(path, set()).add(owner)
+    assert all(len(who) == 1 for who in owners.values())
+
+
+@given(**WORLDS)
+def test_every_node_that_is_given_exists_and_is_what_sysfs_lists(
+    host: Inventory, profiles: tuple[Profile, ...], held: tuple[Hold, ...]
+) -> None:
+    for offer in decide(host, profiles, held).offers:
+        own = {each.path: each for each in host.functions[offer.address].nodes}
+        for given_node in offer.device.edits.device_nodes:
+            found = own.get(given_node.path) or host.shared[given_node.path]
+            assert found.counts
+            assert given_node.host_path == given_node.path
+
+
+@given(**WORLDS)
+def test_a_device_is_offered_once_in_a_kind_and_never_on_both_sides_of_vfio(
+    host: Inventory, profiles: tuple[Profile, ...], held: tuple[Hold, ...]
+) -> None:
+    result = decide(host, profiles, held)
+    assert max(Counter((o.kind, o.device.name) for o in result.offers).values(), default=1) == 1
+    assert max(Counter((o.kind, o.address) for o in result.offers).values(), default=1) == 1
+    for offer in result.offers:
+        roles = {
+            each.role
+            for each in host.functions[offer.address].nodes
+            if each.path in {path for path, _ in offer.fingerprint.nodes}
+        }
+        on_vfio = host.functions[offer.address].on_vfio
+        assert roles <= {NodeRole.VFIO_GROUP, NodeRole.VFIO_CDEV} if on_vfio else roles
+        assert not {NodeRole.VFIO_GROUP, NodeRole.VFIO_CDEV} <= roles
+        assert on_vfio or roles.isdisjoint({NodeRole.VFIO_GROUP, NodeRole.VFIO_CDEV})
+
+
+@given(**WORLDS)
+def test_what_is_not_offered_is_withheld_with_a_sentence(
+    host: Inventory, profiles: tuple[Profile, ...], held: tuple[Hold, ...]
+) -> None:
+    result = decide(host, profiles, held)
+    offered = {(offer.address, offer.kind) for offer in result.offers}
+    withheld = {(each.address, each.kind) for each in result.withheld}
+    assert not offered & withheld
+    assert len(withheld) == len(result.withheld)
+    assert all(each.detail.isprintable() and each.detail for each in result.withheld)
+    seen = {address for address, _ in offered | withheld}
+    displays = {f.address for f in host.functions.values() if f.base_class == 0x0300}
+    assert displays | set(host.dropped) <= seen
+
+
+@given(**WORLDS, seed=st.integers(0, 99))
+def test_the_order_in_which_a_host_was_read_changes_nothing(
+    host: Inventory, profiles: tuple[Profile, ...], held: tuple[Hold, ...], seed: int
+) -> None:
+    shuffle = random.Random(seed)
+    functions = list(host.functions.items())
+    shuffle.shuffle(functions)
+    other = Inventory(
+        functions=dict(functions),
+        shared=dict(reversed([*host.shared.items()])),
+        orphans=host.orphans,
+        dropped=host.dropped,
+        environment=host.environment,
+    )
+    assert decide(other, profiles, held[::-1]) == decide(host, profiles, held)
+
+
+@given(**WORLDS)
+def test_all_is_the_union_of_what_it_stands_for(
+    host: Inventory, profiles: tuple[Profile, ...], held: tuple[Hold, ...]
+) -> None:
+    result = decide(host, profiles, held)
+    for kind, spec in assemble(result.offers).items():
+        expected = {
+            each.path
+            for offer in result.offers
+            if offer.kind == kind and offer.in_all
+            for each in offer.device.edits.device_nodes
+        }
+        given_nodes = [
+            each.path
+            for device in spec.devices
+            if device.name == rules.ALL
+            for each in device.edits.device_nodes
+        ]
+        assert sorted(given_nodes) == sorted(expected)
