@@ -1,0 +1,34 @@
+"""``cdi-agent check-config``: say everything that is wrong with a configuration file."""
+
+from pathlib import Path
+
+import click
+
+from agent.cli.options import config_option
+from agent.errors import ConfigError, ExitCode
+
+
+@click.command("check-config")
+@click.argument("path", type=click.Path(path_type=Path), required=False)
+@config_option
+def command(path: Path | None, config_path: Path | None) -> int:
+    """Check a configuration file; without PATH, the one that the service would read.
+
+    Every fault is told at once, with its key, its line and what is allowed.
+    """
+    from agent import config
+
+    chosen = path if path is not None else config_path
+    try:
+        config.load(chosen)
+    except ConfigError as error:
+        if not error.faults:
+            raise
+        for fault in error.faults:
+            click.echo(fault, err=True)
+        return ExitCode.CONFIG
+    if chosen is None and not config.DEFAULT_PATH.exists():
+        click.echo(f"{config.DEFAULT_PATH} does not exist: every key has its default")
+    else:
+        click.echo(f"{chosen or config.DEFAULT_PATH} is good")
+    return ExitCode.OK

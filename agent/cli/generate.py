@@ -1,0 +1,81 @@
+"""``cdi-agent generate``: bring the CDI specs up to date once, or show what that would do."""
+
+import asyncio
+import difflib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import click
+
+from agent.cli.options import config_option
+from agent.errors import ExitCode
+
+
+@click.command("generate")
+@config_option
+@click.option("--dry-run", is_flag=True, help="Write nothing; say what would be done.")
+@click.option("--diff", is_flag=True, help="Show how each file changes.")
+def command(config_path: Path | None, *, dry_run: bool, diff: bool) -> int:
+    """Bring the CDI specs up to date once.
+
+    For hosts without the service, and for images. Where the service runs, it does this all the
+    time; the two cannot run at once.
+    """
+    from agent import compose, config
+    from agent.cli.preview import preview
+    from agent.observe import log as logs
+
+    settings = config.load(config_path)
+    parts = compose.parts(settings)
+    seen = preview(parts)
+    before = {path: file.content for path, file in seen.disk.ours.items()}
+    if dry_run:
+        if diff:
+            _show_diff(before, seen.after)
+        else:
+            for action in seen.plan.actions:
+                click.echo(action.describe())
+        if not seen.plan.actions:
+            click.echo("nothing to do", err=True)
+        return ExitCode.OK
+
+    import os
+
+    from agent.daemon import instance_lock
+    from agent.reconcile.messages import Inbox
+    from agent.reconcile.reconciler import Reconciler
+
+    log = logs.configure(settings.log, environ=os.environ)
+    try:
+        with instance_lock(Path(settings.state_directory)):
+            state = asyncio.run(
+                Reconciler(
+                    inbox=Inbox(), scanner=parts.scanner, store=parts.store, rules=parts.rules
+                ).settle()
+            )
+    finally:
+        log.close()
+    if diff and state.disk is not None:
+        _show_diff(before, {path: file.content for path, file in state.disk.ours.items()})
+    return ExitCode.CANNOT_CREATE if state.problems else ExitCode.OK
+
+
+def _show_diff(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> None:
+    for path in sorted({*before, *after}):
+        for line in diff_lines(path, before.get(path), after.get(path)):
+            click.echo(line)
+
+
+def diff_lines(path: str, before: bytes | None, after: bytes | None) -> Iterator[str]:
+    """A unified diff of one file; None is a file that is not there."""
+    yield from difflib.unified_diff(
+        _lines(before),
+        _lines(after),
+        path if before is not None else "/dev/null",
+        path if after is not None else "/dev/null",
+        lineterm="",
+    )
+
+
+def _lines(content: bytes | None) -> list[str]:
+    return [] if content is None else content.decode(errors="replace").splitlines()

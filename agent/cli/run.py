@@ -1,0 +1,63 @@
+"""``cdi-agent run``: the service.
+
+It imports no other command, and configures the log before anything imports structlog: what the
+service needs in memory is what it uses.
+"""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from agent.cli.options import config_option
+from agent.errors import AgentError, ExitCode
+
+
+@click.command("run")
+@config_option
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default=None,
+    help="Overrides log.level of the configuration.",
+)
+def command(config_path: Path | None, log_level: str | None) -> int:
+    """Follow the host and keep its CDI specs true, until SIGTERM.
+
+    SIGHUP reads the configuration again.
+    """
+    from agent.observe import log as logs  # isort: skip - first, see there
+
+    import msgspec
+    import structlog
+
+    from agent import config
+    from agent.daemon import Daemon, instance_lock
+
+    settings = config.load(config_path)
+    if log_level is not None:
+        settings = msgspec.structs.replace(
+            settings, log=msgspec.structs.replace(settings.log, level=log_level)
+        )
+    log = logs.configure(settings.log, environ=os.environ)
+    try:
+        with instance_lock(Path(settings.state_directory)):
+            daemon = Daemon(
+                settings,
+                reload=lambda: config.load(config_path),
+                log=log,
+                environ=os.environ,
+            )
+            asyncio.run(daemon.run())
+    except AgentError as error:
+        structlog.get_logger().error("ended", problem=error.sentence, hint=error.hint)
+        return error.exit_code
+    except Exception:  # noqa: BLE001 - the log is where the traceback is looked for
+        structlog.get_logger().exception("crashed")
+        return ExitCode.SOFTWARE
+    finally:
+        log.close()
+        sys.stderr.flush()
+    return ExitCode.OK

@@ -1,0 +1,338 @@
+"""The service: builds the objects, starts them in the order that matters, ends them in order.
+
+**Start.** Signal handlers first, so that nothing is ever ended half-way. Then the lock: one
+instance writes. Then both sources are opened, and collect messages from here on. Only then comes
+the first look, so what happens in between is not lost. READY is said when the first passes are
+done, and not before: engines are ordered after this unit and start containers then.
+
+**Root tasks** live in one task group, each named. One that returns, or raises what is not
+expected, is a bug: it ends the process, systemd starts it again, and a start is as good as any
+pass. A source that this process can never have is no bug; the agent looks regularly instead.
+
+**End.** SIGTERM asks the reconciler to stop; the pass under way finishes, so no rename comes late.
+Then everything else is cancelled. The spec files stay (containers go on), unless
+``cdi.remove_on_stop`` says otherwise. A second signal ends the process at once.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator, MutableMapping
+from pathlib import Path
+from typing import Final, NoReturn
+
+import msgspec
+import structlog
+
+from agent import __version__, compose
+from agent.cdi.files import DeleteSpec
+from agent.config import Config
+from agent.control.pages import application, document, probe
+from agent.control.server import MetricsServer
+from agent.control.sockets import parse_address, passed_sockets
+from agent.errors import AgentError, AlreadyRunningError, SourceUnavailableError, StoreError
+from agent.host.model import Hint
+from agent.host.monitor import Monitor, SourceState
+from agent.observe.health import Verdict, health, readiness
+from agent.observe.log import Log
+from agent.observe.metrics import CONTENT_TYPE, Metrics
+from agent.observe.systemd import Notifier
+from agent.reconcile.messages import Inbox, Reconfigure, Stop
+from agent.reconcile.reconciler import Reconciler
+from agent.reconcile.state import PassReport, State
+
+_log = structlog.get_logger()
+
+SOURCES: Final = ("kernel", "udev")
+FINAL_SECTIONS: Final = ("state_directory", "metrics", "log")
+"""What a reload cannot change."""
+PATIENCE: Final = 60.0
+"""Seconds beyond ``resync`` after which a loop that has not passed counts as stuck."""
+
+
+class Daemon:
+    """The composition root of ``cdi-agent run``.
+
+    Args:
+        config: The configuration to start with.
+        reload: Reads the configuration again; blocks, raises ConfigError.
+        log: Where the log goes.
+        environ: The process's environment; what systemd put there for us is taken out.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        reload: Callable[[], Config],
+        log: Log,
+        environ: MutableMapping[str, str],
+    ) -> None:
+        self._config = config
+        self._reload = reload
+        self._notifier = Notifier.from_environment(environ)
+        self._sockets = passed_sockets(environ)
+        self._parts = compose.parts(config)
+        self._inbox = Inbox(config.reconcile.queue_size)
+        self._monitors: list[Monitor] = []
+        self._last_pass: float | None = None
+        self._stopping = False
+        self._said_ready = False
+        self._reloading = False
+        self._hangup = asyncio.Event()
+        self._reconciler = Reconciler(
+            inbox=self._inbox,
+            scanner=self._parts.scanner,
+            store=self._parts.store,
+            rules=self._parts.rules,
+            on_pass=self._on_pass,
+            blind=self._is_blind,
+            watchdog=self._notifier,
+        )
+        self._metrics = Metrics(
+            version=__version__,
+            sources=self._monitors,
+            inbox=self._inbox,
+            snapshot=self._reconciler.snapshot,
+            health=self._health,
+            log_dropped=lambda: log.dropped,
+            proc=config.host.proc,
+        )
+        self._metrics.kinds = _kinds(self._parts)
+
+    async def run(self) -> None:
+        """Serve until SIGTERM or SIGINT; the caller holds the `instance_lock`."""
+        with self._signals(asyncio.get_running_loop()):
+            _log.info("started", version=__version__, directory=self._config.cdi.directory)
+            await asyncio.to_thread(self._open_sources)
+            try:
+                async with asyncio.TaskGroup() as group:
+                    others = [
+                        group.create_task(_endless(name, work), name=name)
+                        for name, work in self._root_tasks().items()
+                    ]
+                    await self._reconciler.run()
+                    self._notifier.stopping()
+                    for task in others:
+                        task.cancel()
+            finally:
+                self._notifier.close()
+            if self._config.cdi.remove_on_stop:
+                await self._remove_specs()
+            _log.info("stopped")
+
+    # --- start ------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _signals(self, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+        """Turn signals into messages for as long as the service runs."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop, number)
+        loop.add_signal_handler(signal.SIGHUP, self._hangup.set)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                loop.remove_signal_handler(number)
+
+    def _stop(self, number: signal.Signals) -> None:
+        """End in order; whoever signals again wants an end at once."""
+        if self._stopping:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        self._stopping = True
+        _log.info("stopping", signal=number.name)
+        self._inbox.order(Stop())
+
+    def _open_sources(self) -> None:
+        """Open both sources; from here on nothing that happens is lost. Runs in a thread."""
+        for source in SOURCES:
+            try:
+                self._monitors.append(
+                    Monitor.open(
+                        source,
+                        self._inbox.hint,
+                        receive_buffer=self._config.host.receive_buffer,
+                    )
+                )
+            except SourceUnavailableError as error:
+                _log.warning(
+                    "source-unavailable", source=source, problem=error.sentence, hint=error.hint
+                )
+
+    def _root_tasks(self) -> dict[str, Coroutine[object, object, object]]:
+        """Everything that runs beside the reconciler, by name."""
+        tasks: dict[str, Coroutine[object, object, object]] = {
+            f"source-{monitor.source}": self._listen(monitor) for monitor in self._monitors
+        }
+        tasks["reload"] = self._reload_on_hangup()
+        where = self._sockets.get("metrics", ())
+        listen = self._config.metrics.listen
+        if where or listen is not None:
+            pages = application(
+                {
+                    "/metrics": document(self._metrics.render, CONTENT_TYPE),
+                    "/healthz": probe(self._health),
+                    "/readyz": probe(self._readiness),
+                }
+            )
+            address = where or parse_address(listen or "")
+            tasks["metrics"] = MetricsServer(pages, where=address).run()
+        return tasks
+
+    async def _listen(self, monitor: Monitor) -> None:
+        """Read a source for ever; one that cannot be had any more is looked past."""
+        try:
+            await monitor.run()
+        except SourceUnavailableError as error:
+            _log.warning(
+                "source-unavailable",
+                source=monitor.source,
+                problem=error.sentence,
+                hint=error.hint,
+            )
+            await _for_ever()
+
+    # --- while it runs ----------------------------------------------------------------------------
+
+    def _is_blind(self) -> bool:
+        """Whether changes may go unheard: then the reconciler looks more often.
+
+        The kernel's messages alone tell of every change; udev's are needed only where a udevd is
+        waited for.
+        """
+        up = {m.source for m in self._monitors if m.state is SourceState.UP}
+        udevd = self._reconciler.snapshot().inventory.environment.udevd
+        return "kernel" not in up or (udevd and "udev" not in up)
+
+    def _on_pass(self, report: PassReport, state: State) -> None:
+        self._last_pass = report.started + report.duration
+        self._metrics.observe(report)
+        status = _status(state)
+        if self._reconciler.ready.is_set() and (not self._said_ready or self._reloading):
+            self._said_ready = True
+            self._reloading = False
+            self._notifier.ready(status)
+            _log.info("ready", status=status)
+        else:
+            self._notifier.status(status)
+
+    def _health(self) -> Verdict:
+        return health(
+            problems=self._reconciler.snapshot().problems,
+            sources=self._monitors,
+            last_pass=self._last_pass,
+            now=time.monotonic(),
+            patience=self._parts.rules.resync + PATIENCE,
+        )
+
+    def _readiness(self) -> Verdict:
+        return readiness(ready=self._reconciler.ready.is_set(), stopping=self._stopping)
+
+    async def _reload_on_hangup(self) -> NoReturn:
+        """Take a new configuration after each SIGHUP; a bad one is refused, the old one stays."""
+        while True:
+            await self._hangup.wait()
+            self._hangup.clear()
+            self._notifier.reloading()
+            self._reloading = True
+            try:
+                config = await asyncio.to_thread(self._reload)
+                config = self._without_finals(config)
+                parts = await asyncio.to_thread(compose.parts, config)
+            except AgentError as error:
+                _log.error("reload-refused", problem=error.sentence, hint=error.hint)
+                self._inbox.hint(Hint(reason="reload", everything=True, received=time.monotonic()))
+                continue
+            self._config, self._parts = config, parts
+            self._metrics.kinds = _kinds(parts)
+            self._inbox.order(Reconfigure(parts.rules, parts.scanner, parts.store))
+            _log.info("reloaded")
+
+    def _without_finals(self, config: Config) -> Config:
+        """Keep what cannot change while the service runs, and say what that is."""
+        finals = {
+            name: getattr(self._config, name)
+            for name in FINAL_SECTIONS
+            if getattr(self._config, name) != getattr(config, name)
+        }
+        if finals:
+            _log.warning(
+                "restart-needed",
+                keys=sorted(finals),
+                problem="these keys change only when the service is restarted",
+            )
+        return msgspec.structs.replace(config, **finals)
+
+    # --- end --------------------------------------------------------------------------------------
+
+    async def _remove_specs(self) -> None:
+        disk = self._reconciler.snapshot().disk
+        for path, file in ({} if disk is None else disk.ours).items():
+            try:
+                kind = None if file.spec is None else file.spec.kind
+                await self._parts.store.apply(DeleteSpec(path, kind))
+            except StoreError as error:
+                _log.error("spec-delete-failed", path=path, problem=error.sentence, hint=error.hint)
+
+
+@contextlib.contextmanager
+def instance_lock(state_directory: Path) -> Iterator[None]:
+    """Hold the lock that lets one instance write.
+
+    A state directory that cannot be written gives no lock, and is no reason not to serve: the
+    caller goes on, and the log says so.
+
+    Raises:
+        AlreadyRunningError: Another instance holds it.
+    """
+    try:
+        state_directory.mkdir(parents=True, exist_ok=True, mode=0o755)
+        lock = os.open(state_directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        _log.warning(
+            "no-lock",
+            path=str(state_directory),
+            problem=f"the state directory cannot be written ({error.strerror}): nothing keeps a "
+            "second instance away, and the record of spec files is lost at the end",
+        )
+        yield
+        return
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError as error:
+        raise AlreadyRunningError(
+            f"another cdi-agent holds {state_directory}/lock",
+            hint="systemctl status cdi-agent; a second instance needs a state_directory of its own",
+        ) from error
+    finally:
+        os.close(lock)
+
+
+async def _endless(name: str, work: Coroutine[object, object, object]) -> NoReturn:
+    """Run a root task; its end is a bug."""
+    await work
+    raise RuntimeError(f"the task {name} has ended")
+
+
+async def _for_ever() -> NoReturn:
+    await asyncio.get_running_loop().create_future()
+    raise AssertionError  # pragma: no cover - nothing completes that future
+
+
+def _kinds(parts: compose.Parts) -> tuple[str, ...]:
+    kinds = {kind for profile in parts.rules.profiles for kind in profile.kinds}
+    return tuple(sorted(kinds))
+
+
+def _status(state: State) -> str:
+    """One line for ``systemctl status``."""
+    kinds = Counter(kind for kind, _ in state.published)
+    published = ", ".join(f"{kind}: {count}" for kind, count in sorted(kinds.items()))
+    text = f"publishing {published}" if published else "nothing to publish"
+    return f"{text}; {state.problems[0]}" if state.problems else text
