@@ -21,20 +21,120 @@ class Event:
 
 
 EVENTS: Final[Mapping[str, Event]] = {
-    "library-message": Event(
-        "error", "A library, or Python itself, had something to say; `logger` names it."
+    "started": Event("info", "The service begins; nothing has been looked at yet."),
+    "ready": Event(
+        "info",
+        "The first passes are done: what waits for the specs may start. Again after a reload.",
+    ),
+    "stopping": Event(
+        "info", "A signal asked for the end; the pass that is under way is finished."
+    ),
+    "stopped": Event(
+        "info", "The orderly end. The spec files stay unless `cdi.remove_on_stop` says otherwise."
+    ),
+    "ended": Event(
+        "error", "The service cannot go on; `problem` says why, and the exit code is its kind."
+    ),
+    "crashed": Event(
+        "error", "A bug ended the service, with its traceback. systemd starts it again."
+    ),
+    "no-lock": Event(
+        "warning", "The state directory cannot be written: nothing keeps a second instance away."
+    ),
+    "reloaded": Event("info", "A new configuration is in force."),
+    "reload-refused": Event("error", "The new configuration is wrong; the old one stays in force."),
+    "restart-needed": Event("warning", "Keys were changed that are read only at the start."),
+    "pass": Event(
+        "info",
+        "One pass of the reconciler: why, what it changed, how long it took. At debug if it "
+        "changed nothing on disk.",
+    ),
+    "look-failed": Event(
+        "error", "The host could not be looked at; it is tried again with growing delay."
+    ),
+    "spec-write-failed": Event(
+        "error", "A spec file could not be written; it is tried again with growing delay."
+    ),
+    "spec-delete-failed": Event(
+        "error", "A spec file could not be deleted; it is tried again with growing delay."
+    ),
+    "withheld": Event(
+        "info", "A device is not published, and why. At debug where somebody chose that."
+    ),
+    "published-without-udev": Event(
+        "warning", "A device was published though udev has not dealt with its nodes in time."
+    ),
+    "function-unreadable": Event(
+        "warning", "A PCI function could not be read; the others are not affected."
+    ),
+    "static-dev": Event(
+        "warning", "/dev is not the kernel's own: nodes in it neither come nor go."
+    ),
+    "udev-absent": Event(
+        "warning", "There is no udevd: nodes are published without waiting for it."
+    ),
+    "udev-present": Event("info", "There is a udevd (again)."),
+    "foreign-definition": Event(
+        "warning",
+        "A file of others, in another CDI directory, defines a device that is published here.",
+    ),
+    "foreign-uncovered": Event(
+        "warning", "A device was withdrawn, and a file of others that defines it is in force now."
+    ),
+    "foreign-unreadable": Event(
+        "info", "A spec file of others cannot be read; container engines cannot read it either."
+    ),
+    "spec-file-changed": Event(
+        "warning", "Somebody changed a spec file of ours; it is written anew."
+    ),
+    "spec-file-unreadable": Event(
+        "warning", "A spec file of ours cannot be read; it is written anew."
+    ),
+    "spec-file-recognised": Event(
+        "info", "A spec file was taken for ours by its first line: the record was lost."
+    ),
+    "spec-record-unusable": Event(
+        "error", "The record of our spec files cannot be read; it was set aside."
+    ),
+    "spec-record-unwritable": Event(
+        "error", "The record of our spec files cannot be written; said once until it can."
+    ),
+    "source-up": Event("info", "A source of events hears (again)."),
+    "source-deaf": Event(
+        "warning",
+        "A source is open and hears nothing: udevd is missing, or this is another network "
+        "namespace.",
+    ),
+    "source-down": Event(
+        "warning", "A source's socket is gone; it is opened again with growing delay."
+    ),
+    "source-unavailable": Event(
+        "warning", "A source cannot be had in this process; the agent looks regularly instead."
+    ),
+    "source-overflow": Event(
+        "warning",
+        "The kernel dropped messages because they came too fast; everything is looked at.",
+    ),
+    "source-malformed": Event("warning", "A message could not be read; everything is looked at."),
+    "receive-buffer-refused": Event(
+        "info", "`host.receive_buffer` is more than this process may have; libudev's choice stays."
     ),
     "metrics-listening": Event("info", "The metrics port is open at `address`."),
     "metrics-unavailable": Event(
         "warning",
-        "The metrics port cannot be opened (taken, or not allowed). It is tried again with growing "
-        "delay; everything else goes on.",
+        "The metrics port cannot be opened (taken, or not allowed). It is tried again with "
+        "growing delay; everything else goes on.",
     ),
-    "page-failed": Event("error", "A page of the metrics port could not be made; a bug."),
+    "page-failed": Event(
+        "error", "A page of the metrics port could not be made, with the traceback; a bug."
+    ),
     "notify-failed": Event(
         "warning", "systemd could not be told something; said once until it works again."
     ),
     "notify-unsupported": Event(
         "warning", "NOTIFY_SOCKET has a form that is not understood; systemd is told nothing."
+    ),
+    "library-message": Event(
+        "error", "A library, or Python itself, had something to say; `logger` names it."
     ),
 }
