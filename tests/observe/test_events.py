@@ -20,7 +20,7 @@ METHODS = {
 }
 LEVELS = ("debug", "info", "warning", "error")
 PASSED_ON = {"event", "item.event", "recognised[0]"}
-"""Names that come through a variable; where they come from (``News``, ``_say_once``) is read too."""
+"""Names that come through a variable; their origins (``News``, ``_say_once``) are read too."""
 
 
 class Use(NamedTuple):
