@@ -64,6 +64,7 @@ class Kernel:
         self._store = Store(self._machine)
         self._processes = Processes(sysfs)
         self._silent = False
+        self._autoloads = True
         with self.boot() as machine:
             for name in features.drivers:
                 machine.load(driver_named(name))
@@ -337,15 +338,19 @@ class Kernel:
     # --- before anybody listens -------------------------------------------------------------------
 
     @contextmanager
-    def boot(self) -> Iterator[Machine]:
-        """Change the host before anybody listens: nothing is emitted, and udevd deals with all."""
+    def boot(self, *, autoload: bool = True) -> Iterator[Machine]:
+        """Change the host before anybody listens: nothing is emitted, and udevd deals with all.
+
+        Args:
+            autoload: udevd loads the drivers of functions that have none.
+        """
         with self._changed:
-            self._silent = True
+            self._silent, self._autoloads = True, autoload
             try:
                 yield self._machine
                 self.udev_settle()
             finally:
-                self._silent = False
+                self._silent, self._autoloads = False, True
 
     @contextmanager
     def changing(self) -> Iterator[threading.Condition]:
@@ -383,7 +388,7 @@ class Kernel:
     def _autoload(self, address: Address) -> None:
         """Load the driver of a new function, as udevd does by its modalias."""
         function = self._machine.bus.functions.get(address)
-        if function is None or function.driver is not None:
+        if not self._autoloads or function is None or function.driver is not None:
             return
         for name in (*function.hardware.drivers, function.hardware.makes.via):
             if name is not None:

@@ -98,8 +98,7 @@ class Machine:
         for function in added:
             self._removed.pop(function.address, None)
             if self.autoprobe:
-                with self.lock(function):
-                    self.bus.attach(function)
+                self._attach(function)
 
     def unplug(self, function: Function, *, keep: bool = False) -> None:
         """Let a function go, and before it all below it.
@@ -209,12 +208,28 @@ class Machine:
             return 0
         if function.virtfns:
             return errno.EBUSY
-        for index in range(count):
-            self._create_vf(function, index)
-        self._count_vfs(function)
+        autoprobe = f"/sys{function.device.devpath}/sriov_drivers_autoprobe"
+        attaches = self.autoprobe and self.sysfs.tree.read(autoprobe).strip() != "0"
+        self.add_vfs(function, count, self._attach if attaches else lambda _: None)
         return 0
 
-    def _create_vf(self, pf: Function, index: int) -> None:
+    def _attach(self, function: Function) -> None:
+        with self.lock(function):
+            self.bus.attach(function)
+
+    def add_vfs(self, function: Function, count: int, attach: Callable[[Function], None]) -> None:
+        """Let VFs appear, whatever their PF is.
+
+        Args:
+            function: The PF.
+            count: How many.
+            attach: Gives each its driver.
+        """
+        for index in range(count):
+            attach(self._add_vf(function, index))
+        self._count_vfs(function)
+
+    def _add_vf(self, pf: Function, index: int) -> Function:
         vf = self.bus.add(pf.hardware.virtual_function(index), physfn=pf.address)
         tree = self.sysfs.tree
         pf.virtfns[index] = vf.address
@@ -222,10 +237,7 @@ class Machine:
         tree.link(f"/sys{pf.device.devpath}/virtfn{index}", f"/sys{vf.device.devpath}")
         tree.link(f"/sys{vf.device.devpath}/physfn", f"/sys{pf.device.devpath}")
         self.sysfs.say("change", vf.device)
-        autoprobe = tree.read(f"/sys{pf.device.devpath}/sriov_drivers_autoprobe")
-        if self.autoprobe and autoprobe.strip() != "0":
-            with self.lock(vf):
-                self.bus.attach(vf)
+        return vf
 
     def remove_vfs(self, function: Function) -> None:
         """Let all VFs of a function go."""
@@ -314,9 +326,12 @@ class Machine:
 
     def plug_platform(self, devpath: str, driver: str | None, makes: Makes) -> None:
         """Let a device with a card and without a PCI function appear: simpledrm, vgem."""
+        bound = self._platform[devpath] = Bound()
+        if devpath == "/devices/virtual":  # what is there hangs from nothing
+            self.drivers.display(bound, devpath, makes)
+            return
         _, _, subsystem, *_ = devpath.split("/")
         device = Device(devpath, subsystem, parent=os.path.dirname(devpath), on_bus=True)
-        bound = self._platform[devpath] = Bound()
         self.sysfs.add(device)
         bound.undo.callback(self.sysfs.remove, device)
         if driver is not None:

@@ -134,7 +134,8 @@ class PciBus:
         for name in ("remove", "rescan"):
             self._tree.file(f"{place}/{name}", "", 0o200)
         if self._iommu and hardware.group is not None:
-            self._join_group(function, hardware.group or hardware.address)
+            alone = hardware.group == ""
+            self._join_group(function, hardware.address if alone else hardware.group)
         self.functions[hardware.address] = function
         self._sysfs.say("add", device)
         return function
