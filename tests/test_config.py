@@ -66,6 +66,14 @@ def test_what_is_ignored_has_one_form() -> None:
     assert config.cdi.ignored == {"0000:03:00.0", "0001:0a:00.1", "8086:e212", "1002:744c"}
 
 
+def test_a_path_has_one_form() -> None:
+    config = parse(
+        "{state_directory: /x/, cdi: {directory: /run/./y/, other_directories: [/z, /z/]}}"
+    )
+    assert config.state_directory == "/x"
+    assert (config.cdi.directory, config.cdi.other_directories) == ("/run/y", ("/z",))
+
+
 def test_text_is_taken_as_it_was_written() -> None:
     """A bare 8086, 0300 or 1e10 is the text that it looks like, and no number."""
     config = parse(

@@ -7,7 +7,7 @@ from msgspec import Meta
 
 from agent.cdi.profile import Profile
 from agent.host.model import parse_address
-from agent.host.settings import AbsolutePath
+from agent.host.settings import AbsolutePath, normalise
 
 Pin = Literal["0.5.0", "0.6.0", "0.7.0", "0.8.0", "1.0.0", "1.1.0"]
 """The versions that can carry an entry of ours: ``hostPath`` came with 0.5.0."""
@@ -48,6 +48,12 @@ class CdiSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     profiles: tuple[UserProfile, ...] = ()
     """Profiles of your own, before those that come with the program. One with the name of such a
     one changes it: each key that is given replaces its value."""
+
+    def __post_init__(self) -> None:
+        """Give the paths the one form in which paths are compared."""
+        others = tuple(dict.fromkeys(map(normalise, self.other_directories)))
+        msgspec.structs.force_setattr(self, "directory", normalise(self.directory))
+        msgspec.structs.force_setattr(self, "other_directories", others)
 
     @property
     def ignored(self) -> frozenset[str]:

@@ -6,7 +6,6 @@ it: ``ConfigError`` names every fault with its key, its line and what is allowed
 """
 
 import functools
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -25,7 +24,7 @@ from agent.config import document
 from agent.config.build import Builder, Fault
 from agent.control.settings import MetricsSettings
 from agent.errors import ConfigError
-from agent.host.settings import AbsolutePath, HostSettings
+from agent.host.settings import AbsolutePath, HostSettings, normalise
 from agent.observe.settings import LogSettings
 from agent.reconcile.settings import ReconcileSettings
 
@@ -47,6 +46,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """What is logged, and in which form."""
     metrics: MetricsSettings = MetricsSettings()
     """Where metrics and health can be asked for."""
+
+    def __post_init__(self) -> None:
+        """Give the path the one form in which paths are compared."""
+        msgspec.structs.force_setattr(self, "state_directory", normalise(self.state_directory))
 
 
 def load(path: Path | None = None) -> Config:
@@ -127,13 +130,15 @@ def _contradictions(config: Config) -> Iterator[tuple[tuple[str, str], str]]:
         if getattr(times, low) > getattr(times, high):
             keys = (f"reconcile.{low}", f"reconcile.{high}")
             yield keys, f"{keys[0]} must not be longer than {keys[1]}"
-    state = os.path.normpath(config.state_directory)
     for key, directories in (
         ("cdi.directory", (config.cdi.directory,)),
         ("cdi.other_directories", config.cdi.other_directories),
     ):
-        if state in map(os.path.normpath, directories):
-            yield (key, "state_directory"), f"{state} cannot be both {key} and state_directory"
+        if config.state_directory in directories:
+            yield (
+                (key, "state_directory"),
+                f"{config.state_directory} cannot be both {key} and state_directory",
+            )
 
 
 def _profile_faults(config: Config, *, with_pin: bool) -> Iterator[tuple[str, str]]:

@@ -1,5 +1,6 @@
 """What the configuration says about looking at the host, and the types that all settings share."""
 
+import os
 from typing import Annotated, Final
 
 import msgspec
@@ -22,6 +23,12 @@ AbsolutePath = Annotated[
     Meta(pattern=r"\A(?:/[^/\x00-\x1f]+)+/?\Z", max_length=4096, description="an absolute path"),
 ]
 """A path that means the same wherever the process stands; never the root itself."""
+
+
+def normalise(path: str) -> str:
+    """The one form of a path: no slash at its end, no dots in between."""
+    return os.path.normpath(path)
+
 
 DevicePath = Annotated[
     str,

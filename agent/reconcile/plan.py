@@ -355,6 +355,7 @@ def _file(
                 withdraws=tuple(sorted(before.keys() - names)),
                 loses=lost,
                 delete_if_unwritable=not lost.isdisjoint(_offered_elsewhere(situation, before)),
+                spec=staying,
             )
     publication: Action | None = None
     if target is not None:
@@ -366,6 +367,7 @@ def _file(
                 target.kind,
                 wanted,
                 publishes=tuple(sorted(after.keys() - kept.keys())),
+                spec=target,
             )
     return _FilePlan(withdrawal, publication, lost)
 
