@@ -1,8 +1,8 @@
 """The words of a claim as values: what is asked for, what is remembered, what has to be done.
 
 Pure. ``vfio.claim`` decides with these, ``vfio.journal`` writes the durable ones to disk,
-``vfio.worker`` performs effects and answers with results. What is durable is only what an agent that
-starts after a crash cannot find out again: who asked for what, and what each function was before.
+``vfio.worker`` performs effects and answers with results. What is durable is only what an agent
+that starts after a crash cannot find out again: who asked for what, and what each function was.
 """
 
 import dataclasses
@@ -74,7 +74,7 @@ class Release:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Recover:
-    """Bring a stranded device back to its recorded driver, or to the one that its kernel prefers."""
+    """Bring a stranded device back to its recorded driver, or to the one the kernel prefers."""
 
     address: Address
     client: str = ""
