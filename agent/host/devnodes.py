@@ -201,13 +201,12 @@ class Links:
 
     def __init__(self, nodes: DevNodes) -> None:
         self._nodes = nodes
-        self._known: dict[str, tuple[str, frozenset[Address]]] = {}
-        self._by_target: dict[str, list[Link]] = {}
+        self.forget()
 
     def forget(self) -> None:
         """Know nothing: the next reading reads all, and tells of all as changed."""
-        self._known = {}
-        self._by_target = {}
+        self._folders = {folder: _LinkFolder() for folder in _LINK_FOLDERS}
+        self._by_target: dict[str, list[Link]] = {}
 
     def to(self, paths: Collection[str]) -> tuple[Link, ...]:
         """The links to these nodes, sorted by path."""
@@ -220,27 +219,29 @@ class Links:
         Returns:
             The paths of nodes to which other links lead than before.
         """
-        known: dict[str, tuple[str, frozenset[Address]]] = {}
-        for folder in _LINK_FOLDERS:
+        changed: set[str] = set()
+        for folder, known in self._folders.items():
             try:
-                names = sysfs.names(self._nodes.on_disk(folder)) or ()
+                names = frozenset(sysfs.names(self._nodes.on_disk(folder)) or ())
             except sysfs.UnreadableError:
-                names = ()  # links are optional, and never cost a device
-            for name in names:
-                path = f"{folder}/{name}"
-                old = self._known.get(path)
-                if old is not None and addresses is not None and _is_of_others(old[1], addresses):
-                    known[path] = old
-                elif (target := self._target(folder, name)) is not None:
-                    known[path] = target, addresses_in(name)
-        if known == self._known:
-            return set()
-        changed = {target for path, (target, _) in known.items() ^ self._known.items()}
-        self._known = known
-        self._by_target = {}
-        for path, (target, _) in known.items():
-            self._by_target.setdefault(target, []).append(Link(path, target))
+                names = frozenset()  # links are optional, and never cost a device
+            for name in known.targets.keys() - names:
+                changed |= self._note(folder, name, known.forget(name), None)
+            for name in names if addresses is None else known.to_read(names, addresses):
+                target = self._target(folder, name)
+                changed |= self._note(folder, name, known.learn(name, target), target)
         return changed
+
+    def _note(self, folder: str, name: str, old: str | None, new: str | None) -> set[str]:
+        """Take note of where a link led and leads; both ends, if they differ."""
+        if old == new:
+            return set()
+        path = f"{folder}/{name}"
+        if old is not None:
+            self._by_target[old].remove(Link(path, old))
+        if new is not None:
+            self._by_target.setdefault(new, []).append(Link(path, new))
+        return {end for end in (old, new) if end is not None}
 
     def _target(self, folder: str, name: str) -> str | None:
         """Where a link leads, as an absolute path below /dev; None if it does not."""
@@ -254,6 +255,31 @@ class Links:
         return target if target.startswith("/dev/") else None
 
 
-def _is_of_others(named: frozenset[Address], addresses: Collection[Address]) -> bool:
-    """Whether a link names functions, and none of these."""
-    return bool(named) and named.isdisjoint(addresses)
+class _LinkFolder:
+    """What is known of the links in one folder."""
+
+    def __init__(self) -> None:
+        self.targets: dict[str, str | None] = {}
+        """By name; None for what leads nowhere below /dev."""
+        self._naming: dict[Address | None, set[str]] = {}
+        """By each address in the name; None for names without one."""
+
+    def to_read(self, names: frozenset[str], addresses: Collection[Address]) -> frozenset[str]:
+        """Which of these a look at some functions reads: new ones, theirs, and nobody's."""
+        mine = (self._naming.get(address, ()) for address in (None, *addresses))
+        return (names - self.targets.keys()).union(*mine) & names
+
+    def learn(self, name: str, target: str | None) -> str | None:
+        """Remember where a link leads; answers where it led."""
+        if name not in self.targets:
+            for address in addresses_in(name) or {None}:
+                self._naming.setdefault(address, set()).add(name)
+        old = self.targets.get(name)
+        self.targets[name] = target
+        return old
+
+    def forget(self, name: str) -> str | None:
+        """Forget a link that is gone; answers where it led."""
+        for address in addresses_in(name) or {None}:
+            self._naming[address].discard(name)
+        return self.targets.pop(name)

@@ -5,10 +5,8 @@ if they differ, it changed meanwhile and is read anew. One that never holds stil
 that cannot be read, is an ``UnreadableError`` and drops out of this look alone.
 
 A function's own nodes are in its folder (``drm/card0``, ``accel/accel0``, ``vfio-dev/vfio0``), or
-below the one device in between that its own driver makes: on the virtio bus (virtio-gpu) or the
-auxiliary bus (nova, the management engine of Intel's discrete GPUs). A platform device there is
-somebody else's, as simpledrm's framebuffer below the GPU that it draws on. The node of an IOMMU
-group belongs to each function of the group that a VFIO driver has.
+below the one device in between that its driver makes (``model.owner_of_node``). The node of an
+IOMMU group belongs to each function of the group that a VFIO driver has.
 """
 
 import dataclasses
@@ -21,6 +19,7 @@ from agent.host import sysfs
 from agent.host.devnodes import DevNodes, Links, node_path
 from agent.host.model import (
     ADDRESS_PATTERN,
+    BETWEEN,
     Address,
     DeviceNumber,
     Function,
@@ -38,20 +37,17 @@ ATTEMPTS: Final = 4
 DEVICES: Final = "bus/pci/devices"
 """Where all PCI functions are, below /sys."""
 
-_NAMES: Final = (
-    ("drm", re.compile(r"card[0-9]+"), NodeRole.CARD, "drm_minor"),
-    ("drm", re.compile(r"renderD[0-9]+"), NodeRole.RENDER, "drm_minor"),
-    ("accel", re.compile(r"accel[0-9]+"), NodeRole.ACCEL, "accel_minor"),
-    ("vfio-dev", re.compile(r"vfio[0-9]+"), NodeRole.VFIO_CDEV, ""),
-    ("mei", re.compile(r"mei[0-9]+"), NodeRole.MEI, ""),
-)
+_NAME: Final = re.compile(r"(card|renderD|accel|vfio|mei)[0-9]+")
+# By folder and beginning of the name: what the node is for, and its DEVTYPE if the class has one.
+_KINDS: Final = {
+    ("accel", "accel"): (NodeRole.ACCEL, "accel_minor"),
+    ("drm", "card"): (NodeRole.CARD, "drm_minor"),
+    ("drm", "renderD"): (NodeRole.RENDER, "drm_minor"),
+    ("mei", "mei"): (NodeRole.MEI, ""),
+    ("vfio-dev", "vfio"): (NodeRole.VFIO_CDEV, ""),
+}
 _OWN_FOLDERS: Final = ("accel", "drm", "vfio-dev")
-_BETWEEN: Final = r"virtio[0-9]+|[^/:.]+\.[^/:.]+\.[0-9]+"
-_IS_BETWEEN: Final = re.compile(_BETWEEN)
 _BETWEEN_FOLDERS: Final = ("accel", "drm", "mei")
-_OWN_NODE: Final = re.compile(
-    rf".*/({ADDRESS_PATTERN.pattern})(?:/(?:{_BETWEEN}))?/(?:accel|drm)/[^/]+", re.DOTALL
-)
 _VIRTFN: Final = re.compile(r"virtfn([0-9]+)")
 _GROUP: Final = re.compile(r"[0-9]{1,9}")
 _DIGITS: Final = re.compile(r"([0-9]+)$")
@@ -80,16 +76,11 @@ def role_of(folder: str, name: str, devtype: str = "") -> NodeRole | None:
     Neither minor numbers nor the DEVTYPE alone tell: ``controlD64`` and ``accel_controlD0`` are
     links without a node, and a connector (``card0-DP-1``) has a DEVTYPE of its own.
     """
-    for where, pattern, role, kind in _NAMES:
-        if where == folder and pattern.fullmatch(name):
-            return role if devtype in {"", kind} or not kind else None
-    return None
-
-
-def owner_of_node(devpath: str) -> Address | None:
-    """The function that a DRM or accel node is the own node of; None if it is an orphan."""
-    match = _OWN_NODE.fullmatch(devpath)
-    return None if match is None else Address(match[1])
+    match = _NAME.fullmatch(name)
+    kind = None if match is None else _KINDS.get((folder, match[1]))
+    if kind is None or (devtype and kind[1] and devtype != kind[1]):
+        return None
+    return kind[0]
 
 
 def node_order(node: Node) -> tuple[int, int, str]:
@@ -237,7 +228,9 @@ class FunctionReader:
         for below in _OWN_FOLDERS:
             if below in names:
                 yield from _entries_in(folder, below, below)
-        for between in filter(_IS_BETWEEN.fullmatch, names):
+        for between in (name for name in names if "." in name or name.startswith("virtio")):
+            if not BETWEEN.fullmatch(between):
+                continue
             inside = folder.names(between)
             for below in _BETWEEN_FOLDERS:
                 if below in inside:
@@ -285,7 +278,7 @@ def _physfn(folder: Folder) -> Address | None:
 
 def _virtfns(folder: Folder, names: frozenset[str]) -> tuple[Address, ...]:
     """The VFs of a PF, by their links: ``sriov_numvfs`` can hang."""
-    links = (name for name in names if _VIRTFN.fullmatch(name))
+    links = (name for name in names if name.startswith("virtfn") and _VIRTFN.fullmatch(name))
     return tuple(_addresses(target for link in links if (target := folder.leads_to(link))))
 
 

@@ -21,6 +21,12 @@ _ADDRESS: Final = r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
 ADDRESS_PATTERN: Final = re.compile(_ADDRESS)
 _LAST_ADDRESS: Final = re.compile(rf".*/({_ADDRESS})(?:/|$)", re.DOTALL)
 _ADDRESSES: Final = re.compile(rf"(?<![0-9a-f:]){_ADDRESS}(?![0-9a-f])")
+BETWEEN: Final = re.compile(r"virtio[0-9]+|[^/:.]+\.[^/:.]+\.[0-9]+")
+"""The name of a device that a function's own driver makes between the function and its nodes: on
+the virtio bus (virtio-gpu) or the auxiliary bus (nova, the management engine of Intel's GPUs)."""
+_OWN_NODE: Final = re.compile(
+    rf".*/({_ADDRESS})(?:/(?:{BETWEEN.pattern}))?/(?:accel|drm)/[^/:]+(?:/.*)?", re.DOTALL
+)
 _PCIE_ROOT: Final = re.compile(r"/(pci[0-9a-f]{4,8}:[0-9a-f]{2})(?=/)")
 
 _BRIDGE: Final = 0x06
@@ -54,6 +60,16 @@ def address_in_devpath(devpath: str) -> Address | None:
     return None if match is None else Address(match[1])
 
 
+def owner_of_node(devpath: str) -> Address | None:
+    """The function that a DRM or accel device is the own one of; None if it is an orphan.
+
+    A card below a function need not be its own: since Linux 6.10 the firmware's framebuffer, which
+    simpledrm makes a card of, is a platform device below the GPU that it draws on.
+    """
+    match = _OWN_NODE.fullmatch(devpath)
+    return None if match is None else Address(match[1])
+
+
 def pcie_root_of(devpath: str) -> str | None:
     """The root complex in a sysfs device path: its first part such as ``pci0000:00``."""
     match = _PCIE_ROOT.search(devpath)
@@ -73,7 +89,7 @@ def address_order(address: Address) -> tuple[int, str]:
 
 def slot_of(address: Address) -> str:
     """The slot of a function: its address without the function number."""
-    return address.rpartition(".")[0]
+    return address[:-2]  # the number has one digit
 
 
 class NodeRole(enum.StrEnum):
@@ -287,7 +303,7 @@ class Hint:
     node_path: str | None = None
     node_number: DeviceNumber | None = None
     orphan: bool = False
-    """A DRM or accel message whose device path leads through no PCI function."""
+    """A message about a DRM or accel device that is no PCI function's own."""
     udev_done: bool = False
     """udev has dealt with this node (its message came, and it was no removal)."""
     everything: bool = False
@@ -328,11 +344,18 @@ def scope_of(hints: Iterable[Hint], inventory: Inventory) -> Scope:
     if any(hint.everything for hint in hints):
         return EVERYTHING
     # A burst repeats itself: what differs only in its time is looked up once.
-    news = {dataclasses.replace(hint, reason="", udev_done=False, received=0.0) for hint in hints}
-    mentions = _mentions(inventory) if any(map(_words, news)) else {}
+    news = {
+        (hint.address, hint.orphan, (hint.group, hint.node_path, hint.node_number))
+        for hint in hints
+    }
+    owners = _owners({word for _, _, words in news for word in words}, inventory)
     concerned: set[Address | None] = set()
-    for hint in news:
-        found = _concerned(hint, mentions)
+    for address, orphan, words in news:
+        found = {owner for word in words for owner in owners.get(word, ())}
+        if address is not None:
+            found.add(address)
+        if orphan:
+            found.add(None)
         if not found:
             return EVERYTHING
         concerned |= found
@@ -340,79 +363,27 @@ def scope_of(hints: Iterable[Hint], inventory: Inventory) -> Scope:
     return widen(Scope(addresses=addresses, orphans=None in concerned), inventory)
 
 
-_Mentions = dict[str | DeviceNumber | int, set[Address | None]]
-
-_ORPHANS_IN: Final = ("/dev/dri/", "/dev/accel/")
+_Word = str | DeviceNumber | int | None
 
 
-def _words(hint: Hint) -> list[str | DeviceNumber | int]:
-    """What a hint says of somebody whom it does not name."""
-    words = (hint.group, hint.node_path, hint.node_number)
-    return [word for word in words if word is not None]
-
-
-def _concerned(hint: Hint, mentions: _Mentions) -> set[Address | None]:
-    """Whom a hint is about; None stands for the orphans, nobody means that it cannot be told."""
-    found: set[Address | None] = set()
-    if hint.address is not None:
-        found.add(hint.address)
-    if hint.orphan:
-        found.add(None)
-    for word in _words(hint):
-        if word in mentions:
-            found |= mentions[word]
-        elif found and word is hint.node_path and hint.node_path.startswith(_ORPHANS_IN):
-            # A new card below a function may be none of its own: simpledrm's framebuffer.
-            found.add(None)
-    return found
-
-
-def _mentions(inventory: Inventory) -> _Mentions:
-    """Who had this node path, device number or IOMMU group; None stands for the orphans."""
-    owners: _Mentions = {}
-    for function in inventory.functions.values():
-        if function.iommu_group is not None:
-            owners.setdefault(function.iommu_group, set()).add(function.address)
+def _owners(words: set[_Word], inventory: Inventory) -> dict[_Word, set[Address | None]]:
+    """Who has these node paths, device numbers and IOMMU groups; None stands for the orphans."""
+    owners: dict[_Word, set[Address | None]] = {}
+    words.discard(None)
+    if not words:
+        return owners
+    for address, function in inventory.functions.items():
+        if function.iommu_group in words:
+            owners.setdefault(function.iommu_group, set()).add(address)
         for node in function.nodes:
-            owners.setdefault(node.path, set()).add(function.address)
-            if node.number is not None:
-                owners.setdefault(node.number, set()).add(function.address)
+            if node.path in words:
+                owners.setdefault(node.path, set()).add(address)
+            if node.number in words:
+                owners.setdefault(node.number, set()).add(address)
     for orphan in inventory.orphans:
-        owners.setdefault(orphan.node.path, set()).add(None)
-        if orphan.node.number is not None:
-            owners.setdefault(orphan.node.number, set()).add(None)
+        for word in words & {orphan.node.path, orphan.node.number}:
+            owners.setdefault(word, set()).add(None)
     return owners
-
-
-class Neighbours:
-    """Who belongs to whom in an inventory: same slot, same IOMMU group, PF and VFs.
-
-    For one walk: each slot and group is told of once, so that a group of all functions costs no
-    more than many small ones.
-
-    Args:
-        inventory: What is known.
-    """
-
-    def __init__(self, inventory: Inventory) -> None:
-        self._functions = inventory.functions
-        self._by_slot: dict[str, list[Address]] = {}
-        self._by_group: dict[int | None, list[Address]] = {}
-        for address, function in inventory.functions.items():
-            self._by_slot.setdefault(slot_of(address), []).append(address)
-            self._by_group.setdefault(function.iommu_group, []).append(address)
-        self._by_group.pop(None, None)
-
-    def of(self, address: Address) -> set[Address]:
-        """The functions that belong to this one, as far as the walk does not know them yet."""
-        found = set(self._by_slot.pop(slot_of(address), ()))
-        function = self._functions.get(address)
-        if function is not None:
-            found.update(self._by_group.pop(function.iommu_group, ()))
-            found.update(function.virtfns)
-            if function.physfn is not None:
-                found.add(function.physfn)
-        return found
 
 
 def widen(scope: Scope, inventory: Inventory) -> Scope:
@@ -422,13 +393,24 @@ def widen(scope: Scope, inventory: Inventory) -> Scope:
     """
     if scope.everything or not scope.addresses:
         return scope
-    neighbours = Neighbours(inventory)
+    functions = inventory.functions
     done: set[Address] = set()
     todo = set(scope.addresses)
-    while todo:
-        address = todo.pop()
-        done.add(address)
-        todo |= neighbours.of(address) - done
+    while todo:  # all of a generation in one walk; there are two or three
+        done |= todo
+        known = [functions[address] for address in todo if address in functions]
+        slots = {slot_of(address) for address in todo}
+        groups = {f.iommu_group for f in known if f.iommu_group is not None}
+        todo = {
+            address
+            for address, function in functions.items()
+            if slot_of(address) in slots or function.iommu_group in groups
+        }
+        for function in known:
+            todo.update(function.virtfns)
+            if function.physfn is not None:
+                todo.add(function.physfn)
+        todo -= done
     return dataclasses.replace(scope, addresses=frozenset(done))
 
 

@@ -28,7 +28,6 @@ from agent.host.function import (
     DEVICES,
     FunctionReader,
     node_order,
-    owner_of_node,
     role_of,
 )
 from agent.host.model import (
@@ -38,7 +37,6 @@ from agent.host.model import (
     Environment,
     Function,
     Inventory,
-    Neighbours,
     Node,
     NodeRole,
     NodeState,
@@ -46,6 +44,8 @@ from agent.host.model import (
     Scope,
     address_in_devpath,
     address_order,
+    owner_of_node,
+    widen,
 )
 from agent.host.sysfs import Folder, UnreadableError
 
@@ -256,7 +256,6 @@ class _Look:
 
     def close_over(self, previous: Inventory) -> None:
         """Read what belongs to the functions that were read, until nothing new turns up."""
-        before: Neighbours | None = None
         todo = set(self.done)
         while todo:
             found: set[Address] = set()
@@ -266,18 +265,23 @@ class _Look:
                     found.update(self._reader.neighbours(function))
             todo = found - self.done
             if todo:  # rare: the scope has brought all that were known to belong to it
-                before = before or Neighbours(previous)
-                for address in tuple(todo):
-                    todo |= before.of(address) - self.done
+                todo.update(widen(Scope(addresses=frozenset(todo)), previous).addresses)
+                todo -= self.done
                 self.read(todo)
 
     def reread_conflicts(self) -> None:
         """Read functions again that list one path, while that helps."""
         for _ in range(ATTEMPTS):
+            fresh = {
+                node.path
+                for address in self.done & self._functions.keys()
+                for node in self._functions[address].nodes
+                if node.role is not NodeRole.VFIO_GROUP
+            }
             owners: dict[str, list[Address]] = {}
             for address, function in self._functions.items():
                 for node in function.nodes:
-                    if node.role is not NodeRole.VFIO_GROUP:
+                    if node.path in fresh:
                         owners.setdefault(node.path, []).append(address)
             conflict = {a for addresses in owners.values() if len(addresses) > 1 for a in addresses}
             if not conflict:

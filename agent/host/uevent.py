@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Final, Literal, NamedTuple
 
-from agent.host.model import DeviceNumber, Hint, address_in_devpath
+from agent.host.model import DeviceNumber, Hint, address_in_devpath, owner_of_node
 
 Source = Literal["kernel", "udev"]
 """``kernel``: early, ahead of permissions and links. ``udev``: late, when udev is done with it."""
@@ -24,7 +24,7 @@ ACTIONS: Final = frozenset(
 
 OTHER: Final = "other"
 
-_MAY_BE_ORPHANS: Final = frozenset({"accel", "drm"})
+_HAVE_ORPHANS: Final = frozenset({"accel", "drm"})
 
 _VFIO_GROUP: Final = re.compile(r"/devices/virtual/vfio/([0-9]{1,9})")
 
@@ -44,8 +44,8 @@ def hint_of(message: Message, source: Source, received: float) -> Hint:
     """Say where to look after a message.
 
     A function's address is in its device path, and in that of everything below it. An IOMMU
-    group's node (``/devices/virtual/vfio/4``) names the group. A DRM or accel device without a
-    function is an orphan: the connectors of a virtual card must not cost a full look each. What
+    group's node (``/devices/virtual/vfio/4``) names the group. A DRM or accel device that is
+    no function's own is an orphan: a virtual card's connectors must not cost a full look each. What
     names none of them (kfd, the nodes that all VFIO devices share, the DEVPATH=/card0 that
     virtio-gpu once sent, what a future kernel sends) means everything. The action decides one
     thing only: a removal is no sign that udev has dealt with the node.
@@ -55,8 +55,8 @@ def hint_of(message: Message, source: Source, received: float) -> Hint:
     if message.subsystem == "vfio" and (match := _VFIO_GROUP.fullmatch(message.devpath)):
         group = int(match[1])
     orphan = (
-        address is None
-        and message.subsystem in _MAY_BE_ORPHANS
+        message.subsystem in _HAVE_ORPHANS
+        and owner_of_node(message.devpath) is None
         and message.devpath.startswith("/devices/")
     )
     return Hint(

@@ -137,6 +137,10 @@ MEANINGS = {
         Message("add", "/devices/platform/vkms/drm/card3", "drm", "/dev/dri/card3"),
         Hint("udev", node_path="/dev/dri/card3", udev_done=True, orphan=True),
     ),
+    "simpledrm's card below the GPU that it draws on": (
+        Message("add", f"{GPU}/simple-framebuffer.0/drm/card0", "drm"),
+        Hint("udev", address=ADDRESS, orphan=True),
+    ),
     "a connector of a card without a function": (
         Message("change", "/devices/platform/vkms/drm/card3/card3-Virtual-1", "drm"),
         Hint("udev", orphan=True),
