@@ -187,8 +187,10 @@ class Store:
             require_in_place(directory)
             self._wrote(action, real, name)
             return None
-        # A file must not exist without its name in the record; what is there need not wait for it.
-        if entry is None and not self._ledger.record.knows(real, name):
+        # A new file must not exist without its name in the record. One that is there, while the
+        # record was lost, is known by its first line: its withdrawals need not wait.
+        is_urgent = entry is not None and not action.publishes
+        if not is_urgent and not self._ledger.record.knows(real, name):
             self._ledger.announce(real, name, action.content)
             self._step("recorded")
         return Draft(directory, name, self._step)

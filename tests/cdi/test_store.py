@@ -1,6 +1,7 @@
 """Writing and deleting spec files: whole, durable, and nothing that is not ours."""
 
 import asyncio
+import dataclasses
 import errno
 import os
 import threading
@@ -154,8 +155,17 @@ async def test_a_withdrawal_waits_for_no_record_that_was_lost(place: Place) -> N
     await place.store().apply(place.write(1, 2))
     (place.state / "specs.json").unlink()
     steps = Steps()
-    await place.store(steps).apply(place.write(1))
+    withdrawal = dataclasses.replace(place.write(1), publishes=(), withdraws=("card2",))
+    await place.store(steps).apply(withdrawal)
     assert steps == REWRITE_STEPS
+
+
+async def test_a_record_that_was_lost_is_made_anew_with_the_next_publication(place: Place) -> None:
+    await place.store().apply(place.write(1))
+    (place.state / "specs.json").unlink()
+    steps = Steps()
+    await place.store(steps).apply(place.write(1, 2))
+    assert steps == WRITE_STEPS
 
 
 async def test_the_record_can_be_saved_when_there_is_time(place: Place) -> None:
