@@ -11,12 +11,12 @@ from typing import TypedDict
 
 import pytest
 
-import agent
 from agent.cdi.files import DeleteSpec
 from tests.cdi.stores import NAME, Place, consume, content_of
 from tests.cdi.test_store import DELETE_STEPS, REWRITE_STEPS, WRITE_STEPS
 
-REPOSITORY = Path(agent.__file__).parents[1]
+ROOT = Path(__file__).parents[2]
+"""Where the package of tests lies; the agent may be installed elsewhere."""
 
 CHILD = (sys.executable, "-m", "tests.cdi.store_child")
 
@@ -26,7 +26,7 @@ def run_child(
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*before, *CHILD, *map(str, arguments)],
-        cwd=REPOSITORY,
+        cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
