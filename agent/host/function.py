@@ -228,7 +228,8 @@ class FunctionReader:
         for below in _OWN_FOLDERS:
             if below in names:
                 yield from _entries_in(folder, below, below)
-        for between in (name for name in names if "." in name or name.startswith("virtio")):
+        # A folder has some 60 names: two cheap questions before the pattern's.
+        for between in [name for name in names if "." in name or name[0] == "v"]:
             if not BETWEEN.fullmatch(between):
                 continue
             inside = folder.names(between)
@@ -278,7 +279,7 @@ def _physfn(folder: Folder) -> Address | None:
 
 def _virtfns(folder: Folder, names: frozenset[str]) -> tuple[Address, ...]:
     """The VFs of a PF, by their links: ``sriov_numvfs`` can hang."""
-    links = (name for name in names if name.startswith("virtfn") and _VIRTFN.fullmatch(name))
+    links = [name for name in names if name[0] == "v" and _VIRTFN.fullmatch(name)]
     return tuple(_addresses(target for link in links if (target := folder.leads_to(link))))
 
 
