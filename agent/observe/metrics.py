@@ -79,6 +79,17 @@ class Histogram:
         family.add_metric(labels, list(zip(bounds, cumulated, strict=True)), self._sum)
 
 
+class _Process(ProcessCollector):
+    """The library's metrics of a process, where /proc shows nothing but processes too.
+
+    It reads the time of boot from /proc/stat and without it says nothing at all; a service that is
+    confined by ``ProcSubset=pid`` has no such file.
+    """
+
+    def _boot_time(self) -> float:
+        return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 class Metrics:
     """Everything that is exported, and how to render it.
 
@@ -124,7 +135,7 @@ class Metrics:
         self._last_pass = 0.0
         self._last_success = 0.0
 
-        self._process = ProcessCollector(proc=proc, registry=None)
+        self._process = _Process(proc=proc, registry=None)
         self._process_metrics: list[Metric] = []
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)

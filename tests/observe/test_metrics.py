@@ -7,6 +7,7 @@ import math
 import os
 import shutil
 import subprocess
+import time
 import urllib.parse
 from collections.abc import Mapping
 from pathlib import Path
@@ -226,17 +227,34 @@ def test_a_kind_that_was_taken_out_of_the_configuration_keeps_its_counters() -> 
     assert rig.value("spec_writes_total", kind=GPU) == 1
 
 
-def test_the_process_is_measured_in_any_procfs(tmp_path: Path) -> None:
-    """And what cannot be read of it is left out."""
+def rendered_with(proc: Path) -> str:
     metrics = Metrics(
         version="1",
         sources=[],
         inbox=Inbox(),
         snapshot=State,
         health=lambda: Verdict(ok=True),
-        proc=str(tmp_path),
+        proc=str(proc),
     )
-    assert b"process_" not in asyncio.run(metrics.render())
+    return asyncio.run(metrics.render()).decode()
+
+
+def test_the_process_is_measured_where_proc_shows_only_processes(tmp_path: Path) -> None:
+    """As for a service with ``ProcSubset=pid``."""
+    (tmp_path / "self").symlink_to("/proc/self")
+    samples = {
+        sample.name: sample.value
+        for family in text_string_to_metric_families(rendered_with(tmp_path))
+        for sample in family.samples
+        if sample.name.startswith("process_")
+    }
+    assert len(samples) == 6
+    assert samples["process_resident_memory_bytes"] > 1e6
+    assert time.time() - 3600 < samples["process_start_time_seconds"] <= time.time() + 1
+
+
+def test_a_procfs_that_cannot_be_read_is_left_out(tmp_path: Path) -> None:
+    assert "process_" not in rendered_with(tmp_path)
 
 
 def test_a_histogram_puts_a_bound_into_its_own_bucket() -> None:

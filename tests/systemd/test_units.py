@@ -162,10 +162,10 @@ def test_systemd_is_told_and_watches(service: Unit) -> None:
 
 
 @pytest.mark.systemd
-def test_its_exposure_is_at_most_1_8(installed: Path) -> None:
+def test_its_exposure_is_at_most_1_7(installed: Path) -> None:
     """The bound that was agreed on is 2.1; what is reached is held."""
     done = subprocess.run(
-        ["systemd-analyze", "security", "--offline=true", "--no-pager", "--threshold=18", SERVICE],
+        ["systemd-analyze", "security", "--offline=true", "--no-pager", "--threshold=17", SERVICE],
         env={**os.environ, "SYSTEMD_UNIT_PATH": f"{installed}:"},
         cwd=installed,
         capture_output=True,
@@ -174,7 +174,7 @@ def test_its_exposure_is_at_most_1_8(installed: Path) -> None:
     )
     level = re.search(r"exposure level for cdi-agent\.service: ([0-9.]+)", done.stdout)
     assert level is not None, done.stdout + done.stderr
-    assert float(level[1]) <= 1.8
+    assert float(level[1]) <= 1.7
     assert done.returncode == 0
 
 
@@ -185,7 +185,6 @@ def test_it_hears_the_kernel_and_can_say_so(service: Unit) -> None:
     assert section["PrivateDevices"] == "no"
     assert {"AF_UNIX", "AF_NETLINK"} <= set(section["RestrictAddressFamilies"].split())
     assert "PrivateUsers" not in section
-    assert "ProcSubset" not in section, "it would hide what the process's metrics are made of"
 
 
 def test_specs_outlive_the_service_and_a_missing_folder_does_not_stop_it(service: Unit) -> None:
