@@ -44,7 +44,7 @@ PROGRAMS = {
     "netns": ("unshare", "mount"),
     "podman": ("unshare", "mount", "podman", "crun", "busybox"),
     "prometheus": ("prometheus", "promtool"),
-    "systemd": ("systemd-analyze", "systemd-tmpfiles"),
+    "systemd": ("systemd-analyze", "systemd-socket-activate", "systemd-tmpfiles"),
 }
 NEED_ROOT = {"guest", "netns", "podman"}
 NEED_NAMESPACES = {"netns", "podman"}
