@@ -57,7 +57,7 @@ def rules(config: Config, known: tuple[Profile, ...]) -> Rules:
     return Rules(
         profiles=known,
         policy=Policy(
-            ignore=frozenset(config.cdi.ignore),
+            ignore=config.cdi.ignored,
             static_dev=config.host.static_dev,
             version=config.cdi.version,
         ),

@@ -123,6 +123,7 @@ class Daemon:
                 self._notifier.close()
             if self._config.cdi.remove_on_stop:
                 await self._remove_specs()
+            await self._parts.store.save_record()
             _log.info("stopped")
 
     # --- start ------------------------------------------------------------------------------------

@@ -93,6 +93,10 @@ EVENTS: Final[Mapping[str, Event]] = {
     "spec-file-recognised": Event(
         "info", "A spec file was taken for ours by its first line: the record was lost."
     ),
+    "spec-directory-missing": Event(
+        "error",
+        "The directory for spec files could not be made; the first publication tries again.",
+    ),
     "spec-record-unusable": Event(
         "error", "The record of our spec files cannot be read; it was set aside."
     ),

@@ -128,6 +128,11 @@ def lost_paths(file: SpecFile | None, target: Spec | None) -> frozenset[str]:
     )
 
 
+def node_paths(file: SpecFile) -> frozenset[str]:
+    """The node paths that a file gives, whatever device it gives them to."""
+    return frozenset().union(*map(_paths, file.devices.values()))
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Situation:
     """The inputs of one plan, after memory was brought up to date."""

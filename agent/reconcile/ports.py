@@ -19,6 +19,16 @@ class SpecStore(Protocol):
     def read(self) -> Disk:
         """Read the spec directories. Blocks for milliseconds."""
 
+    async def prepare(self) -> None:
+        """Make the directory if it is missing: some consumers break without it.
+
+        Raises:
+            StoreError: It could not be made.
+        """
+
+    async def save_record(self) -> None:
+        """Bring the record of what is ours up to date on disk; never urgent, never fails."""
+
     async def apply(self, action: Action) -> None:
         """Perform one action, atomically.
 

@@ -26,7 +26,7 @@ from agent.errors import AgentError, LookError, StoreError
 from agent.host.model import EVERYTHING, DeviceNumber, Hint, Inventory, Scope, scope_of, widen
 from agent.reconcile.messages import Inbox, Message, Reconfigure, Stop
 from agent.reconcile.news import news
-from agent.reconcile.plan import TRANSIENT, Plan, failed, plan, succeeded
+from agent.reconcile.plan import TRANSIENT, Plan, failed, node_paths, plan, succeeded
 from agent.reconcile.ports import Looker, SpecStore, Watchdog
 from agent.reconcile.rules import Rules
 from agent.reconcile.state import Key, Memory, PassReport, State
@@ -94,10 +94,13 @@ class Reconciler:
 
     async def run(self) -> None:
         """Run passes until told to stop; the first one looks at everything."""
+        await self._prepare()
         hints = [Hint(reason="start", everything=True, received=self._clock())]
         while True:
             await self.run_pass(hints)
             messages: list[Message] = []
+            if not len(self._inbox):
+                await self._store.save_record()
             while not messages and self._clock() < self._due_at:
                 messages = await self._inbox.batch(self._turn())
             for message in messages:
@@ -108,6 +111,7 @@ class Reconciler:
                         self._rules = message.rules
                         self._scanner = message.scanner
                         self._store = message.store
+                        await self._prepare()
                     case Hint():
                         pass
             hints = [message for message in messages if isinstance(message, Hint)]
@@ -116,10 +120,12 @@ class Reconciler:
 
     async def settle(self) -> State:
         """Run passes without news until nothing is waited for, bounded by ``ready_timeout``."""
+        await self._prepare()
         hints = [Hint(reason="start", everything=True, received=self._clock())]
         while True:
             await self.run_pass(hints)
             if self.ready.is_set():
+                await self._store.save_record()
                 return self._state
             await asyncio.sleep(max(0.0, self._wake_at - self._clock()))
             hints = []
@@ -162,8 +168,8 @@ class Reconciler:
         await self._perform(decision.withdrawals, acts)
         if acts.failures:
             # What could not be withdrawn keeps its paths: nothing else may be given them.
-            stuck = frozenset(path for action, _ in acts.failures for path in action.loses)
             disk = await asyncio.to_thread(self._store.read)
+            stuck = _stuck(disk, acts.failures)
             decision = decide(disk, acts.memory, now=self._clock(), stuck=stuck)
             acts.memory = decision.memory
         acts.withdrawn_at = self._clock()
@@ -178,6 +184,13 @@ class Reconciler:
         self._tell(before, state, report, decision)
         self._on_pass(report, state)
         return report
+
+    async def _prepare(self) -> None:
+        """Make the spec directory, which consumers expect even while it is empty."""
+        try:
+            await self._store.prepare()
+        except StoreError as error:
+            _log.error("spec-directory-missing", problem=error.sentence, hint=error.hint)
 
     def _turn(self) -> float:
         """Feed the watchdog; seconds until it wants to be fed again, or a pass is due."""
@@ -380,6 +393,16 @@ def _udev_done(hints: Iterable[Hint]) -> frozenset[tuple[str, DeviceNumber]]:
         (hint.node_path, hint.node_number)
         for hint in hints
         if hint.udev_done and hint.node_path is not None and hint.node_number is not None
+    )
+
+
+def _stuck(disk: Disk, failures: Iterable[tuple[Action, str]]) -> frozenset[str]:
+    """The node paths that failed withdrawals have left in old entries."""
+    return frozenset(
+        path
+        for action, _ in failures
+        if action.path in disk.ours
+        for path in action.loses & node_paths(disk.ours[action.path])
     )
 
 
