@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 import pytest
 
+import agent
 from agent.observe.events import EVENTS
 from agent.observe.record import event_name
 
-AGENT = Path(__file__).parents[2] / "agent"
+AGENT = Path(agent.__file__).parent
 METHODS = {
     "debug": "debug",
     "info": "info",
