@@ -5,10 +5,11 @@ import random
 
 import pytest
 
+from agent.cdi import rules
 from agent.cdi.desired import Offer, assemble
 from agent.cdi.profile import Vfio
 from agent.cdi.render import render
-from agent.cdi.spec import Device, Kind, Spec
+from agent.cdi.spec import ContainerEdits, Device, Kind, Mount, Spec
 from agent.errors import SpecError
 from agent.host.model import Address, Hold, HoldMode, Inventory
 from tests.cdi.worlds import B50, B60, changed, decide, function, inventory, shared, vfio
@@ -87,6 +88,16 @@ def test_all_has_each_other_edit_of_its_devices_once() -> None:
     assert all_of_them.edits.env == ("A=b",)
     assert all_of_them.edits.additional_gids == (44,)
     assert all_of_them.annotations == (("a", "b"),)
+
+
+def test_a_path_that_is_one_devices_mount_and_anothers_node_is_in_all_as_a_node() -> None:
+    (offer,) = decide(function()).offers
+    path = "/dev/dri/card0"
+    edits = ContainerEdits(mounts=(Mount("/x", path),))
+    other = dataclasses.replace(offer, address=B60, device=Device("other", edits))
+    (spec,) = assemble([offer, other]).values()
+    assert rules.validate(spec) == []
+    assert path in paths(entry(spec))
 
 
 def test_a_device_that_is_called_all_is_refused() -> None:

@@ -271,6 +271,16 @@ def test_a_device_is_called_as_its_profile_says(naming: Naming, names: list[str]
     assert published(result) == {"intel.com/gpu": names}
 
 
+def test_two_devices_of_one_name_are_both_withheld() -> None:
+    """The profiles of a configuration cannot bring this about; a file with it would be void."""
+    card, render = drm(1)
+    twin = dataclasses.replace(card, name="card0")
+    host = inventory(function(B50, 0), function(B60, nodes=(twin, render)))
+    result = decide(host, profiles=changed("intel-gpu", naming=Naming.CARD))
+    assert result.offers == ()
+    assert reasons(result) == {B50: Reason.INVALID, B60: Reason.INVALID}
+
+
 def test_an_index_counts_functions_and_so_outlives_a_neighbour_that_is_withheld() -> None:
     profiles = changed("intel-gpu", naming=Naming.INDEX)
     host = inventory(vfio(B50), function(B60, 1), function("0000:05:00.0", nodes=()))
@@ -305,6 +315,7 @@ CDEV = ["/dev/iommu", "/dev/vfio/devices/vfio0"]
         pytest.param(Backend.AUTO, "both", "iommu", CDEV, id="auto, no container node"),
         pytest.param(Backend.AUTO, "both", "vfio", GROUP, id="auto, no iommufd"),
         pytest.param(Backend.AUTO, "both", "none", None, id="auto, neither"),
+        pytest.param(Backend.AUTO, "both", "gone", None, id="auto, both going away"),
         pytest.param(Backend.AUTO, "none", "both", None, id="auto, not yet"),
         pytest.param(Backend.LEGACY, "both", "both", GROUP, id="legacy"),
         pytest.param(Backend.LEGACY, "cdev", "both", None, id="legacy, no group node"),
@@ -317,8 +328,11 @@ def test_a_vm_gets_exactly_one_back_end(
 ) -> None:
     group, cdev = vfio().nodes
     container, iommu = VFIO_SHARED
+    gone = tuple(dataclasses.replace(each, state=NodeState.MISSING) for each in VFIO_SHARED)
     own = {"both": (group, cdev), "group": (group,), "cdev": (cdev,), "none": ()}[nodes]
-    host = {"both": VFIO_SHARED, "vfio": (container,), "iommu": (iommu,), "none": ()}[host_nodes]
+    host = {"both": VFIO_SHARED, "vfio": (container,), "iommu": (iommu,), "none": (), "gone": gone}[
+        host_nodes
+    ]
     result = decide(
         inventory(vfio(nodes=own), nodes=host),
         profiles=changed("intel-gpu", vfio=Vfio(backend=backend)),
@@ -374,7 +388,7 @@ def audio(driver: str | None) -> Function:
         pytest.param(audio("pci-stub"), True, id="audio on pci-stub"),
         pytest.param(
             function(
-                "0000:02:00.0", class_code=0x060400, driver="pcieport", nodes=(), iommu_group=12
+                "0000:02:00.0", class_code=0x060400, driver="switchtec", nodes=(), iommu_group=12
             ),
             True,
             id="a bridge",

@@ -83,6 +83,34 @@ def test_whatever_is_in_a_file_there_is_one_sentence_about_it(content: bytes) ->
     assert len(caught.value.sentence) < 300
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("too large", "MiB"),
+        ("many keys", "too many values"),
+        ("block sequences in each other", "nests more than"),
+        ("flow mappings in each other", "nests more than"),
+        ("a bomb of merges", "merges too much"),
+        ("a key given twice", "twice"),
+        ("a key that is a list", "no scalar"),
+        ("an alias of nothing", "alias"),
+        ("nothing", "empty"),
+        ("latin-1", "UTF-8"),
+    ],
+)
+def test_a_bound_of_the_reader_is_named_when_it_is_passed(name: str, words: str) -> None:
+    assert words in (peek(HOSTILE[name]).problem or "")
+
+
+def test_what_an_alias_repeats_costs_no_more_than_once() -> None:
+    """A thousand million values, were each alias a copy; the time-out would end this test."""
+    head = HEAD + "containerEdits: &edits {env: [" + "A=b, " * 50_000 + "]}\n"
+    devices = "\n".join(
+        f"- {{name: d{number}, containerEdits: *edits}}" for number in range(20_000)
+    )
+    assert len(peek(foreign(devices, head)).names) == 20_000
+
+
 @given(st.binary(max_size=400))
 def test_any_bytes_are_read_without_an_accident(content: bytes) -> None:
     peek(content)
