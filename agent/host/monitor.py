@@ -18,7 +18,7 @@ A source that is deaf or dead says so in its state, for whose time the reconcile
 clock, and is opened anew with growing delay.
 
 The order that matters: a source is opened (and collects messages) before the first look, and every
-time it is opened *again* a look at everything follows.
+time it is opened *again* it asks for a look at everything.
 
 A storm is met three times: libudev's filter keeps other subsystems out, messages that say the same
 are one hint per batch, and a batch is bounded, so that the loop's other tasks get their turn.
@@ -266,7 +266,7 @@ class Monitor:
         """Open a source: from here on its messages are collected, for `run` to read.
 
         Open before the first look, and before the loop runs or in a thread: the first source that
-        a process opens runs ldconfig. Emits nothing. A source that is deaf, or cannot be opened
+        a process opens runs ldconfig. Asks for no look. A source that is deaf, or cannot be opened
         now, is not an error: its state says so, and `run` tries again.
 
         Args:
@@ -325,11 +325,12 @@ class Monitor:
         looked_as = SourceState.UP
         try:
             while True:
-                if self._connection is None:
+                if reopened := self._connection is None:
                     self.listen()
                 if self._connection is not None:
-                    # What came before this moment is covered by a look that starts after it.
-                    self._look_everywhere("opened", time.monotonic())
+                    if reopened:
+                        # What came before, only a look that starts after this moment can tell.
+                        self._look_everywhere("opened", time.monotonic())
                     heard = self.events.total()
                     await self._read_until_it_dies(self._connection)
                     self.close()

@@ -102,8 +102,8 @@ def test_a_message_becomes_a_hint_of_its_source(source: Source) -> None:
         async with listening(source) as listener:
             listener.sender.send(CARD)
             hints = await listener.until_the_last()
-            assert [hint.everything for hint in hints] == [True, False, False]
-            hint = hints[1]
+            assert [hint.everything for hint in hints] == [False, False]
+            hint = hints[0]
             assert (hint.reason, hint.address) == (source, ADDRESS)
             assert (hint.node_path, hint.node_number) == ("/dev/dri/card0", DeviceNumber(226, 0))
             assert hint.udev_done == (source == "udev")
