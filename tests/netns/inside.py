@@ -27,12 +27,13 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, Final, NamedTuple
 
 import yaml
 
 import agent
+from agent.simulate import Hold
 from agent.simulate.events import Source, Uevent
 from agent.simulate.kernel import Kernel
 from agent.simulate.nodes import make_real
@@ -61,23 +62,33 @@ class Write(NamedTuple):
     """One change of the spec directory that a consumer can see."""
 
     what: str
-    """``written`` (renamed into place) or ``deleted``."""
+    """``written`` (renamed into place), ``deleted``, or ``written in place``, which none may be."""
     name: str
+
+
+class News(NamedTuple):
+    """What is heard of the agent: that it is ready, or that a process has ended."""
+
+    ended: int | None = None
+    """The id of the process; None is READY."""
+    status: int = 0
 
 
 class Watch:
     """Counts what happens to the specs of a directory, with inotify, so that nothing escapes it."""
 
-    _MOVED_TO: Final = 0x80
+    _MODIFY: Final = 0x2
     _MOVED_FROM: Final = 0x40
+    _MOVED_TO: Final = 0x80
+    _CREATE: Final = 0x100
     _DELETE: Final = 0x200
-    _CLOSE_WRITE: Final = 0x8
     _OVERFLOW: Final = 0x4000
 
     def __init__(self, directory: str) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
         self._fd = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-        mask = self._MOVED_TO | self._MOVED_FROM | self._DELETE | self._CLOSE_WRITE
+        gone = self._MOVED_FROM | self._DELETE
+        mask = self._MOVED_TO | gone | self._CREATE | self._MODIFY
         if self._fd < 0 or libc.inotify_add_watch(self._fd, directory.encode(), mask) < 0:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
@@ -101,7 +112,7 @@ class Watch:
                 continue  # a temporary file, which no consumer loads
             if mask & self._MOVED_TO:
                 writes.append(Write("written", name))
-            elif mask & self._CLOSE_WRITE:
+            elif mask & (self._CREATE | self._MODIFY):
                 writes.append(Write("written in place", name))
             else:
                 writes.append(Write("deleted", name))
@@ -123,11 +134,15 @@ class Inside:
         self._kernel_root = Path(work, "host")
         self.kernel = Kernel(self._kernel_root, self._emit, make_real)
         self._mount()
-        self._notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._notify.bind(_ENVIRONMENT["NOTIFY_SOCKET"])
+        self._news: SimpleQueue[News] = SimpleQueue()
+        notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        notify.bind(_ENVIRONMENT["NOTIFY_SOCKET"])
+        threading.Thread(target=self._hear_notify, args=(notify,), daemon=True).start()
         self._watch = Watch(SPECS)
         self._agent: subprocess.Popen[bytes] | None = None
         self._reader: subprocess.Popen[str] | None = None
+        self._holds: dict[str, Hold] = {}
+        self._storm_ends: threading.Event | None = None
 
     def _emit(self, event: Uevent) -> None:
         if event.source is not self.muted:
@@ -174,10 +189,8 @@ class Inside:
         """
         config = Path(self._work, "config.yaml")
         config.write_text(yaml.safe_dump(dict(settings or {})))
-        self._notify.setblocking(False)
-        with contextlib.suppress(BlockingIOError):
-            while self._notify.recv(4096):
-                pass  # of an agent that has ended
+        while not self._news.empty():
+            self._news.get()  # of an agent that has ended
         with open(f"{self._work}/agent.log", "ab") as log:
             self._agent = subprocess.Popen(
                 [sys.executable, "-m", "agent", "run", "--config", str(config)],
@@ -187,23 +200,25 @@ class Inside:
                 stdout=log,
                 stderr=log,
             )
-        self._notify.settimeout(START)
-        # Its end closes no socket of ours, so somebody has to tell.
-        threading.Thread(target=self._tell_end, args=(self._agent,), daemon=True).start()
+        threading.Thread(target=self._await_end, args=(self._agent,), daemon=True).start()
         while True:
             try:
-                news = self._notify.recv(4096)
-            except TimeoutError:
+                news = self._news.get(timeout=START)
+            except Empty:
                 raise RuntimeError(f"not ready in {START} s:\n{self.agent_log()}") from None
-            if news.startswith(b"ENDED"):
-                raise RuntimeError(f"the agent ended: {news.decode()}\n{self.agent_log()}")
-            if b"READY=1" in news.split(b"\n"):
+            if news.ended is None:
                 return
+            if news.ended == self._agent.pid:
+                raise RuntimeError(f"it ended with {news.status}:\n{self.agent_log()}")
 
-    def _tell_end(self, process: subprocess.Popen[bytes]) -> None:
-        status = process.wait()
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as teller:
-            teller.sendto(f"ENDED={status}".encode(), _ENVIRONMENT["NOTIFY_SOCKET"])
+    def _hear_notify(self, notify: socket.socket) -> None:
+        """Read all that the agent tells its service manager, as systemd does."""
+        while True:
+            if b"READY=1" in notify.recv(65536).split(b"\n"):
+                self._news.put(News())
+
+    def _await_end(self, process: subprocess.Popen[bytes]) -> None:
+        self._news.put(News(process.pid, process.wait()))
 
     def signal_agent(self, number: int) -> None:
         """Send it a signal."""
@@ -215,6 +230,10 @@ class Inside:
         process.send_signal(number)
         return process.wait(START)
 
+    def agent_runs(self) -> bool:
+        """Whether it was started and has not ended."""
+        return self._agent is not None and self._agent.poll() is None
+
     def agent_log(self) -> str:
         """All that it and its predecessors wrote."""
         return Path(self._work, "agent.log").read_text(errors="replace")
@@ -225,7 +244,7 @@ class Inside:
         return int(status.partition("VmRSS:")[2].split()[0])
 
     def _running_agent(self) -> subprocess.Popen[bytes]:
-        if self._agent is None or self._agent.poll() is not None:
+        if self._agent is None or not self.agent_runs():
             raise RuntimeError(f"the agent does not run:\n{self.agent_log()}")
         return self._agent
 
@@ -272,7 +291,7 @@ class Inside:
     def podman(self, devices: Sequence[str], *command: str) -> Ended:
         """Run a command in a container that is given CDI devices."""
         rootfs = self._root_of_containers()
-        place = f"{self._work}/podman"
+        place = "/run/podman"  # podman wants a short one
         result = subprocess.run(
             [
                 "podman",
@@ -305,6 +324,31 @@ class Inside:
                 (root / "bin" / name).symlink_to("busybox")
         return str(root)
 
+    # --- what goes on while the test does something else ------------------------------------------
+
+    def hold(self, path: str) -> None:
+        """Let a process keep a node open: its number stays taken."""
+        self._holds[path] = self.kernel.hold(path)
+
+    def release(self, path: str) -> None:
+        """Let it close the node."""
+        self._holds.pop(path).release()
+
+    def begin_storm(self, address: str) -> None:
+        """Let a card's connectors come and go without a pause."""
+        ends = self._storm_ends = threading.Event()
+
+        def storm() -> None:
+            while not ends.wait(0.001):
+                self.kernel.storm(address, 5)
+
+        threading.Thread(target=storm, daemon=True).start()
+
+    def end_storm(self) -> None:
+        """End it."""
+        assert self._storm_ends is not None
+        self._storm_ends.set()
+
     # --- messages that no device sends ------------------------------------------------------------
 
     def send(self, source: Source, properties: Properties, times: int = 1) -> None:
@@ -325,6 +369,11 @@ class Inside:
             sender.send_raw(payload)
         else:
             sender.send_raw(payload, "drm")
+
+    def udev_knows(self, node: str) -> bool:
+        """Whether udev's database has the node."""
+        number = os.stat(node).st_rdev
+        return os.path.exists(f"/run/udev/data/c{os.major(number)}:{os.minor(number)}")
 
     def mute(self, source: Source | None) -> None:
         """Lose a source's messages from now on; None ends it."""
@@ -365,9 +414,12 @@ def serve(connection: Connection, requests: "SimpleQueue[Request]") -> None:
         inside = Inside(sys.argv[2])
         targets: dict[str, object] = {"inside": inside, "kernel": inside.kernel}
         built = True, None
-    except (OSError, subprocess.CalledProcessError) as error:
+    except (PermissionError, subprocess.CalledProcessError) as error:
         targets = {}
         built = False, f"{error} {getattr(error, 'stderr', '')}"
+    except Exception:  # noqa: BLE001 - a bug of ours; the test finds it on standard error
+        traceback.print_exc()
+        os._exit(1)
     connection.send(built)
     while True:
         connection.send(answer(targets, requests.get()))

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar, cast
 
 from agent.simulate.kernel import Kernel
-from tests.netns.inside import Inside
+from tests.netns.inside import METRICS, Inside
 
 Value = TypeVar("Value")
 
@@ -75,8 +75,14 @@ class PrivateHost:
         self.kernel = cast("Kernel", _Remote(self, "kernel", Kernel))
         try:
             self._receive()
-        except (EOFError, RuntimeError) as error:
-            raise UnusableError(f"{error} {self.close()}".strip()) from error
+        except RuntimeError as error:
+            self.close()
+            raise UnusableError(str(error)) from error
+        except EOFError as error:
+            complaints = self.close()
+            if complaints.startswith("unshare:"):
+                raise UnusableError(complaints) from error
+            raise RuntimeError(complaints) from error
 
     def __enter__(self) -> Self:
         return self
@@ -110,29 +116,20 @@ class PrivateHost:
             raise RuntimeError(value)
         return value
 
-    def until(self, look: Callable[[], Value], expected: Callable[[Value], bool]) -> Value:
+    def until(
+        self,
+        look: Callable[[], Value],
+        expected: Callable[[Value], bool],
+        patience: float = PATIENCE,
+    ) -> Value:
         """Look until what is seen is as expected; what was seen at last in any case."""
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + patience
         while not expected(value := look()) and time.monotonic() < deadline:
             time.sleep(_PAUSE)
         return value
 
-    def published(self) -> dict[str, tuple[str, ...]]:
-        """The host paths of each device's nodes, by qualified name."""
-        return {
-            f"{spec['kind']}={device['name']}": tuple(
-                node.get("hostPath", node["path"])
-                for node in device["containerEdits"].get("deviceNodes", ())
-            )
-            for spec in self.inside.specs().values()
-            for device in spec["devices"]
-        }
-
-
-def usable(work: Path) -> str:
-    """Why no private host can be made here; an empty string if one can."""
-    try:
-        PrivateHost(work).close()
-    except UnusableError as error:
-        return f"no private host can be made here: {error}"
-    return ""
+    def metrics(self) -> dict[str, float]:
+        """Every sample of the agent's metrics, by name and labels as they are exported."""
+        lines = self.inside.get(METRICS).splitlines()
+        samples = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+        return {name: float(value) for name, value in samples}
