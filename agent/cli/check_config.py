@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from agent import config
 from agent.cli.options import config_option
 from agent.errors import ConfigError, ExitCode
 
@@ -16,8 +17,6 @@ def command(path: Path | None, config_path: Path | None) -> int:
 
     Every fault is told at once, with its key, its line and what is allowed.
     """
-    from agent import config
-
     chosen = path if path is not None else config_path
     try:
         config.load(chosen)

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import logging
 import tempfile
+import textwrap
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
@@ -17,8 +18,6 @@ from typing import Final
 import click
 import msgspec
 import structlog
-from rich.console import Console
-from rich.text import Text
 
 from agent import compose, config
 from agent.cli.generate import diff_lines
@@ -112,7 +111,6 @@ class _Stage:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.specs = folder / "var/run/cdi"
-        self.console = Console(highlight=False)
         self.inbox = Inbox()
         self.reports: asyncio.Queue[tuple[PassReport, State]] = asyncio.Queue()
         loop = asyncio.get_running_loop()
@@ -148,7 +146,9 @@ class _Stage:
 
     def say(self, text: str) -> None:
         """Tell the audience something."""
-        self.console.print(f"\n{text}", style="bold")
+        click.echo()
+        for paragraph in text.splitlines():
+            click.secho(textwrap.fill(paragraph, 96), bold=True)
 
     async def play(self, number: int, scene: Scene) -> None:
         """Let something happen, wait until the agent has dealt with it, and show what it did."""
@@ -177,7 +177,7 @@ class _Stage:
 
     def _timing(self, what: str, latency: float | None) -> None:
         after = "" if latency is None else f", {latency * 1000:.1f} ms after the message"
-        self.console.print(f"   {what}[cyan]{after}[/cyan]", soft_wrap=True)
+        click.echo(f"   {what}{click.style(after, fg='cyan')}")
 
     def _shown(self, path: str) -> str:
         return "/" + str(Path(path).relative_to(self.folder))
@@ -193,8 +193,7 @@ class _Stage:
         colours = {"+": "green", "-": "red", "@": "cyan"}
         for path in sorted({*before, *after}):
             for line in diff_lines(path, before.get(path), after.get(path)):
-                style = colours.get(line[:1], "dim")
-                self.console.print(Text(f"   {line}", style), soft_wrap=True)
+                click.secho(f"   {line}", fg=colours.get(line[:1]))
 
 
 _ROOTS = ("sys", "dev", "run", "proc")

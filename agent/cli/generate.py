@@ -2,13 +2,20 @@
 
 import asyncio
 import difflib
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import click
 
+from agent import compose, config
 from agent.cli.options import config_option
+from agent.cli.preview import preview
+from agent.daemon import instance_lock
 from agent.errors import ExitCode
+from agent.observe import log as logs
+from agent.reconcile.messages import Inbox
+from agent.reconcile.reconciler import Reconciler
 
 
 @click.command("generate")
@@ -21,10 +28,6 @@ def command(config_path: Path | None, *, dry_run: bool, diff: bool) -> int:
     For hosts without the service, and for images. Where the service runs, it does this all the
     time; the two cannot run at once.
     """
-    from agent import compose, config
-    from agent.cli.preview import preview
-    from agent.observe import log as logs
-
     settings = config.load(config_path)
     parts = compose.parts(settings)
     seen = preview(parts)
@@ -38,12 +41,6 @@ def command(config_path: Path | None, *, dry_run: bool, diff: bool) -> int:
         if not seen.plan.actions:
             click.echo("nothing to do", err=True)
         return ExitCode.OK
-
-    import os
-
-    from agent.daemon import instance_lock
-    from agent.reconcile.messages import Inbox
-    from agent.reconcile.reconciler import Reconciler
 
     log = logs.configure(settings.log, environ=os.environ)
     try:

@@ -1,8 +1,4 @@
-"""``cdi-agent run``: the service.
-
-It imports no other command, and configures the log before anything imports structlog: what the
-service needs in memory is what it uses.
-"""
+"""``cdi-agent run``: the service; it imports no other command."""
 
 import asyncio
 import os
@@ -10,9 +6,14 @@ import sys
 from pathlib import Path
 
 import click
+import msgspec
+import structlog
 
+from agent import config
 from agent.cli.options import config_option
+from agent.daemon import Daemon, instance_lock
 from agent.errors import AgentError, ExitCode
+from agent.observe import log as logs
 
 
 @click.command("run")
@@ -28,14 +29,6 @@ def command(config_path: Path | None, log_level: str | None) -> int:
 
     SIGHUP reads the configuration again.
     """
-    from agent.observe import log as logs  # isort: skip - first, see there
-
-    import msgspec
-    import structlog
-
-    from agent import config
-    from agent.daemon import Daemon, instance_lock
-
     settings = config.load(config_path)
     if log_level is not None:
         settings = msgspec.structs.replace(

@@ -1,19 +1,32 @@
 """``cdi-agent scan``: what this host has, what would be published, and why not."""
 
 import dataclasses
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
+from agent import compose, config
 from agent.cli.options import config_option, output_option
+from agent.cli.output import columns, echo_json, good, heading, notable
+from agent.cli.preview import Preview, preview
+from agent.errors import AgentError, ExitCode
+from agent.host import capture as captures
+from agent.host.model import Address, Function, address_order
+from agent.reconcile.news import news
+from agent.reconcile.state import State
 
-if TYPE_CHECKING:
-    from agent.cdi.spec import Kind
-    from agent.cli.preview import Preview
-    from agent.host.model import Address, Function
+PUBLISH = "publish"
+OTHER = "other"
+"""The state of a function that nobody asked about; shown with ``--all``."""
+
+
+class CaptureWriteError(AgentError):
+    """The facts of this host could not be written to the file that was asked for."""
+
+    code = "capture-write"
+    exit_code = ExitCode.CANNOT_CREATE
 
 
 @click.command("scan")
@@ -44,76 +57,91 @@ def command(
 
     Reads only; needs no root.
     """
-    from agent import compose, config
-    from agent.cli.preview import preview
-    from agent.host import capture as captures
-
     parts = compose.parts(config.load(config_path))
     inventory = None if source is None else captures.load(source).inventory()
     seen = preview(parts, inventory)
     if capture is not None:
-        text = captures.dump(captures.capture(seen.inventory))
-        if capture == "-":
-            sys.stdout.write(text)
-        else:
-            Path(capture).write_text(text)
-            click.echo(f"wrote {capture}", err=True)
+        _write_capture(seen, capture)
         return
-    rows = list(_rows(seen, everything=everything))
-    if output == "json":
-        import msgspec
-
-        document = {
-            "devices": rows,
-            "environment": dataclasses.asdict(seen.inventory.environment),
-            "foreign": [dataclasses.asdict(file) for file in seen.disk.foreign],
-        }
-        click.echo(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
-    else:
-        _table(seen, rows)
-
-
-def _rows(seen: "Preview", *, everything: bool) -> Iterator[Mapping[str, object]]:
-    """One row for each device and kind, in order of address."""
-    told: set[str] = set()
-    names = {(offer.kind, offer.address): offer.device.name for offer in seen.desired.offers}
-    outcomes: list[tuple[Address, Kind | None, str | None, str, str]] = [
-        (address, kind, names[kind, address], "publish", "")
-        for kind, address in seen.plan.published
-    ]
-    outcomes += [
-        (w.address, w.kind, names.get((w.kind, w.address)) if w.kind else None, w.reason, w.detail)
-        for w in seen.plan.withheld
-    ]
-    for address, kind, name, state, detail in sorted(
-        outcomes, key=lambda row: (row[0], row[1] or "")
-    ):
-        told.add(address)
-        function = seen.inventory.functions.get(address)
-        yield {
-            "address": address,
-            **(_facts(function) if function is not None else {}),
-            "kind": kind,
-            "name": name,
-            "state": str(state),
-            "detail": detail,
-        }
-    for node in seen.desired.nodes:
-        yield {
-            "address": None,
-            "nodes": [node.path],
-            "kind": None,
-            "name": None,
-            "state": str(node.reason),
-            "detail": node.detail,
-        }
+    rows = _rows(seen)
     if everything:
-        for address, function in seen.inventory.functions.items():
-            if address not in told:
-                yield {"address": address, **_facts(function), "state": "other"}
+        rows += _others(seen, {row.address for row in rows})
+        rows.sort(key=_order)
+    if output == "json":
+        echo_json(
+            {
+                "devices": [row.document(seen) for row in rows],
+                "environment": dataclasses.asdict(seen.inventory.environment),
+                "foreign": [dataclasses.asdict(file) for file in seen.disk.foreign],
+            }
+        )
+        return
+    _print(seen, rows)
 
 
-def _facts(function: "Function") -> Mapping[str, object]:
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Row:
+    """One device in one kind, or what is nobody's."""
+
+    address: Address | None
+    state: str
+    kind: str | None = None
+    name: str | None = None
+    nodes: tuple[str, ...] = ()
+    """Of the entry, if there is one; else of the function."""
+    detail: str = ""
+
+    @property
+    def device(self) -> str:
+        return f"{self.kind}={self.name}" if self.name is not None else self.kind or "-"
+
+    def document(self, seen: Preview) -> dict[str, Any]:
+        function = None if self.address is None else seen.inventory.functions.get(self.address)
+        facts = {} if function is None else _facts(function)
+        return {**facts, **dataclasses.asdict(self)}
+
+
+def _rows(seen: Preview) -> list[_Row]:
+    """Everything that a profile or a person asks about, in order of address."""
+    offers = {(offer.kind, offer.address): offer for offer in seen.desired.offers}
+    rows = []
+    for key, name in seen.plan.published.items():
+        nodes = tuple(node.path for node in offers[key].device.edits.device_nodes)
+        rows.append(_Row(key[1], PUBLISH, key[0], name, nodes))
+    for withheld in seen.plan.withheld:
+        function = seen.inventory.functions.get(withheld.address)
+        offer = None if withheld.kind is None else offers.get((withheld.kind, withheld.address))
+        rows.append(
+            _Row(
+                withheld.address,
+                withheld.reason.value,
+                withheld.kind,
+                None if offer is None else offer.device.name,
+                () if function is None else tuple(node.path for node in function.nodes),
+                withheld.detail,
+            )
+        )
+    rows += [
+        _Row(None, node.reason.value, nodes=(node.path,), detail=node.detail)
+        for node in seen.desired.nodes
+    ]
+    return sorted(rows, key=_order)
+
+
+def _order(row: _Row) -> tuple[bool, tuple[int, str], str]:
+    """By address; what has none comes last."""
+    if row.address is None:
+        return (True, (0, ""), "")
+    return (False, address_order(row.address), row.kind or "")
+
+
+def _others(seen: Preview, told: set[Address | None]) -> Iterator[_Row]:
+    for address, function in seen.inventory.functions.items():
+        if address not in told:
+            yield _Row(address, OTHER, nodes=tuple(node.path for node in function.nodes))
+
+
+def _facts(function: Function) -> dict[str, object]:
     return {
         "id": function.pci_id,
         "class": f"0x{function.class_code:06x}",
@@ -123,55 +151,56 @@ def _facts(function: "Function") -> Mapping[str, object]:
         "pcie_root": function.pcie_root,
         "physfn": function.physfn,
         "virtfns": list(function.virtfns),
-        "nodes": [node.path for node in function.nodes],
     }
 
 
-def _table(seen: "Preview", rows: list[Mapping[str, object]]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+def _write_capture(seen: Preview, target: str) -> None:
+    text = captures.dump(captures.capture(seen.inventory))
+    if target == "-":
+        click.echo(text, nl=False)
+        return
+    try:
+        Path(target).write_text(text)
+    except OSError as error:
+        raise CaptureWriteError(f"{target} cannot be written: {error.strerror}") from error
+    click.echo(f"wrote {target}", err=True)
 
-    console = Console(highlight=False)
+
+def _print(seen: Preview, rows: list[_Row]) -> None:
+    """A block for each function: what it is, and below what becomes of it."""
     if not rows:
-        console.print("No device that could be published.")
-    else:
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        for heading in ("address", "id", "driver", "group", "nodes", "device", "state"):
-            table.add_column(heading, overflow="fold")
-        for row in rows:
-            nodes = row.get("nodes")
-            device = f"{row['kind']}={row['name']}" if row.get("name") else row.get("kind") or ""
-            published = row["state"] == "publish"
-            state = Text(
-                "publish" if published else str(row["state"]), "green" if published else "yellow"
-            )
-            if row.get("detail"):
-                state.append(f"\n{row['detail']}", "dim")
-            table.add_row(
-                _text(row.get("address")),
-                _text(row.get("id")),
-                _text(row.get("driver")),
-                _text(row.get("iommu_group")),
-                Text("\n".join(map(str, nodes)) if isinstance(nodes, list) and nodes else "-"),
-                Text(str(device) or "-"),
-                state,
-            )
-        console.print(table)
-    for line in _remarks(seen):
-        console.print(Text(line, "yellow"))
+        click.echo("This host has no device that could be published.")
+    lines = columns([(row.state, row.device, _explain(row)) for row in rows], indent="  ")
+    shown: object = ()
+    for row, line in zip(rows, lines, strict=True):
+        if row.address is None or row.address != shown:
+            click.echo(heading(_title(seen, row.address)))
+            shown = row.address
+        paint = good if row.state == PUBLISH else notable
+        click.echo(line.replace(row.state, paint(row.state), 1))
+    for remark in _remarks(seen):
+        click.echo(notable(remark))
 
 
-def _text(value: object) -> str:
-    return "-" if value is None else str(value)
+def _title(seen: Preview, address: Address | None) -> str:
+    if address is None:
+        return "no PCI function"
+    function = seen.inventory.functions.get(address)
+    if function is None:
+        return address
+    group = "none" if function.iommu_group is None else function.iommu_group
+    return (
+        f"{address}  {function.pci_id}  class {function.class_code:06x}  "
+        f"driver {function.driver or 'none'}  IOMMU group {group}"
+    )
 
 
-def _remarks(seen: "Preview") -> Iterator[str]:
+def _explain(row: _Row) -> str:
+    return row.detail or " ".join(row.nodes) or "-"
+
+
+def _remarks(seen: Preview) -> Iterator[str]:
     """What is remarkable about the host and its spec directories."""
-    from agent.reconcile.news import news
-    from agent.reconcile.state import State
-
     after = State(
         inventory=seen.inventory,
         desired=seen.desired,
@@ -180,5 +209,5 @@ def _remarks(seen: "Preview") -> Iterator[str]:
         passes=1,
     )
     for item in news(State(), after):
-        where = item.fields.get("path") or item.fields.get("device") or item.fields.get("kind")
+        where = item.fields.get("path") or item.fields.get("device")
         yield f"{f'{where}: ' if where else ''}{item.fields.get('problem', item.event)}"

@@ -7,13 +7,8 @@ Other libraries' loggers and Python's warnings come out here too, as ``library-m
 What had to be dropped is told by the next entry that is written, in its field ``log_dropped``.
 Fields that belong to everything that happens meanwhile (the number of a pass) are bound by
 ``structlog.contextvars``. Nothing is written per event at info.
-
-This module hides rich from structlog while that is imported: structlog would load it for its own
-tracebacks, which costs 50 ms and 4 MiB and is used by nothing here. So it has to be the first that
-imports structlog; `run` sees to that.
 """
 
-import contextlib
 import dataclasses
 import logging
 import os
@@ -21,31 +16,15 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Final, Literal
+
+import structlog
 
 from agent.observe import record as records
 from agent.observe.record import Record
 from agent.observe.settings import Level, LogSettings
 from agent.observe.sinks import JOURNAL, Journal, Lines, is_reachable, leads_to_journal
-
-
-@contextlib.contextmanager
-def _rich_hidden() -> Iterator[None]:
-    """Make ``import rich`` fail, unless somebody has loaded it already."""
-    if "rich" in sys.modules:
-        yield
-        return
-    # Python's own way to say that a module is not there: None in its place.
-    sys.modules["rich"] = None  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        del sys.modules["rich"]
-
-
-with _rich_hidden():
-    import structlog
 
 Sink = Literal["text", "colour", "json", "prefixed", "journal"]
 

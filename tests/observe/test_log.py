@@ -7,8 +7,6 @@ import logging
 import os
 import pty
 import socket
-import subprocess
-import sys
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
@@ -331,19 +329,6 @@ def test_a_full_journal_loses_entries_and_says_so_later(
 def test_after_the_end_nothing_raises(reader: Reader) -> None:
     reader.log.close()
     structlog.get_logger().info("x")
-
-
-# --- what it costs --------------------------------------------------------------------------------
-
-
-def test_the_log_does_not_load_rich() -> None:
-    """Structlog would: 50 ms and 4 MiB for tracebacks that nobody asked it for."""
-    program = (
-        "import sys, agent.observe.log, structlog; structlog.get_logger\n"
-        "assert not any(name == 'rich' or name.startswith('rich.') for name in sys.modules)\n"
-        "import rich.console\n"  # and whoever wants it still gets it
-    )
-    subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[2])
 
 
 @pytest.mark.parametrize(
