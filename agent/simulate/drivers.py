@@ -8,7 +8,8 @@ then connectors and framebuffer; VFIO its group (with the first function of a gr
 import contextlib
 import dataclasses
 import enum
-from typing import Final
+from collections import defaultdict
+from typing import Final, NamedTuple
 
 from agent.host.model import DeviceNumber, slot_of
 from agent.simulate.devices import Device, Life, NodeOf, Numbers, Sysfs
@@ -28,6 +29,13 @@ class Majors:
     mei: int = 509
 
 
+class Connector(NamedTuple):
+    """A plug on a card, or a port of a docking station; each type is counted over all cards."""
+
+    kind: str
+    number: int
+
+
 @dataclasses.dataclass(slots=True)
 class Bound:
     """What one binding made."""
@@ -35,7 +43,7 @@ class Bound:
     undo: contextlib.ExitStack = dataclasses.field(default_factory=contextlib.ExitStack)
     """Closing it takes everything away again, the last first."""
     card: Device | None = None
-    connectors: list[Device] = dataclasses.field(default_factory=list)
+    connectors: list[Connector] = dataclasses.field(default_factory=list)
     lives: list[Life] = dataclasses.field(default_factory=list)
     """What processes can hold of it."""
 
@@ -93,7 +101,8 @@ class Drivers:
         self.meis: Final = Numbers()
         self.group_minors: Final = Numbers()
         self.vfio_devices: Final = Numbers()
-        self._framebuffers = Numbers()
+        self.framebuffers: Final = Numbers()
+        self.connectors: Final[dict[str, Numbers]] = defaultdict(lambda: Numbers(1))
         self._group_nodes: dict[int, _GroupNode] = {}
 
     def native(self, hardware: Hardware, driver: str, makes: Makes) -> Bound:
@@ -140,34 +149,39 @@ class Drivers:
         bound.undo.callback(self._sysfs.remove, device)
 
     def _drm(self, bound: Bound, parent: str, makes: Makes) -> None:
-        card = self.cards.take() if makes.card else None
-        render = self.renders.take() if makes.render else None
-
-        def end() -> None:
-            if card is not None:
-                self.cards.free(card)
-            if render is not None:
-                self.renders.free(render)
-
-        # One life for both: a DRM device keeps all its minors until its last file is closed.
-        life = Life(end)
+        # All of its numbers stay taken until the last file is closed: one life.
+        taken = contextlib.ExitStack()
+        life = Life(taken.close)
         bound.lives.append(life)
         bound.undo.callback(life.gone)
-        if render is not None:
+        card = self._take(self.cards, taken) if makes.card else None
+        if card is not None and makes.via is not None:
+            # virtio-gpu up to Linux 6.1 says this before the card has a place in sysfs.
+            early = Device(
+                f"/card{card}", "drm", devtype="drm_minor", node=_node(f"card{card}", card)
+            )
+            self._sysfs.say("change", early, HOTPLUG="1")
+        if makes.render:
+            render = self._take(self.renders, taken)
             self._minor(bound, parent, f"renderD{render}", render, life)
         if card is None:
             return
-        device = bound.card = self._minor(bound, parent, f"card{card}", card, life)
+        bound.card = self._minor(bound, parent, f"card{card}", card, life)
         bound.undo.callback(self._remove_connectors, bound)
-        for name in makes.connectors:
-            self.connect(bound, name)
+        for kind in makes.connectors:
+            self.connect(bound, Connector(kind, self._take(self.connectors[kind], taken)))
         if makes.connectors:
-            self._sysfs.say("change", device, HOTPLUG="1")
+            self._sysfs.say("change", bound.card, HOTPLUG="1")
         if makes.framebuffer:
             self._framebuffer(bound, parent)
 
+    def _take(self, numbers: Numbers, until: contextlib.ExitStack) -> int:
+        number = numbers.take()
+        until.callback(numbers.free, number)
+        return number
+
     def _minor(self, bound: Bound, parent: str, name: str, minor: int, life: Life) -> Device:
-        node = NodeOf(f"dri/{name}", DeviceNumber(DRM_MAJOR, minor))
+        node = _node(name, minor)
         device = Device(
             f"{parent}/drm/{name}", "drm", parent=parent, devtype="drm_minor", node=node
         )
@@ -175,38 +189,28 @@ class Drivers:
         bound.undo.callback(self._sysfs.remove, device)
         return device
 
-    def connect(self, bound: Bound, name: str) -> None:
-        """Add a connector to a card: a monitor's plug on the card, or a docking station's port."""
-        if bound.card is None:
-            raise ValueError("only a card has connectors")
-        card = bound.card
-        device = Device(
-            f"{card.devpath}/{card.name}-{name}",
-            "drm",
-            parent=card.devpath,
-            devtype="drm_connector",
-            attributes={"status": "disconnected", "enabled": "disabled"},
-        )
-        self._sysfs.add(device)
-        bound.connectors.append(device)
+    def connect(self, bound: Bound, connector: Connector) -> None:
+        """Add a connector to a card."""
+        self._sysfs.add(_connector_device(bound, connector))
+        bound.connectors.append(connector)
 
-    def disconnect(self, bound: Bound) -> str | None:
-        """Take the last connector of a card away; its name, or None if there is none."""
-        if not bound.connectors or bound.card is None:
+    def disconnect(self, bound: Bound) -> Connector | None:
+        """Take the last connector of a card away; None if there is none."""
+        if not bound.connectors:
             return None
-        device = bound.connectors.pop()
-        self._sysfs.remove(device)
-        return device.name.removeprefix(f"{bound.card.name}-")
+        connector = bound.connectors.pop()
+        self._sysfs.remove(_connector_device(bound, connector))
+        return connector
 
     def _remove_connectors(self, bound: Bound) -> None:
         while self.disconnect(bound) is not None:
             pass
 
     def _framebuffer(self, bound: Bound, parent: str) -> None:
-        number = self._framebuffers.take()
+        number = self.framebuffers.take()
         node = NodeOf(f"fb{number}", DeviceNumber(FB_MAJOR, number))
         device = Device(f"{parent}/graphics/fb{number}", "graphics", parent=parent, node=node)
-        self._make(bound, device, Life(lambda: self._framebuffers.free(number)))
+        self._make(bound, device, Life(lambda: self.framebuffers.free(number)))
 
     def _accel(self, bound: Bound, parent: str) -> None:
         number = self.accels.take()
@@ -272,3 +276,20 @@ class Drivers:
             del self._group_nodes[group]
             self._sysfs.remove(node.device)
             node.life.gone()
+
+
+def _node(name: str, minor: int) -> NodeOf:
+    return NodeOf(f"dri/{name}", DeviceNumber(DRM_MAJOR, minor))
+
+
+def _connector_device(bound: Bound, connector: Connector) -> Device:
+    card = bound.card
+    if card is None:
+        raise ValueError("only a card has connectors")
+    return Device(
+        f"{card.devpath}/{card.name}-{connector.kind}-{connector.number}",
+        "drm",
+        parent=card.devpath,
+        devtype="drm_connector",
+        attributes={"status": "disconnected", "enabled": "disabled"},
+    )

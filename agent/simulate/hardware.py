@@ -23,10 +23,10 @@ class Makes:
     mei_node: bool = False
     """A MEI node of its own, as the management engine at 00:16.0 has."""
     connectors: tuple[str, ...] = ()
-    """``DP-1``, …; each brings messages of its own."""
+    """Their types: ``DP``, ``HDMI-A``; each brings messages of its own."""
     framebuffer: bool = False
     via: str | None = None
-    """The driver of a device between the function and its nodes: ``virtio_gpu``."""
+    """Not the function's driver makes it, but that of a device on another bus: ``virtio_gpu``."""
 
     @property
     def drm(self) -> bool:

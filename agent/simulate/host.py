@@ -24,9 +24,7 @@ COMPUTE: Final = 0x038000
 """Display controller without VGA, as data-centre GPUs are."""
 ACCELERATOR: Final = 0x120000
 
-SCREENS: Final = Makes(
-    card=True, render=True, connectors=("DP-1", "DP-2", "HDMI-A-1"), framebuffer=True
-)
+SCREENS: Final = Makes(card=True, render=True, connectors=("DP", "DP", "HDMI-A"), framebuffer=True)
 HEADLESS: Final = Makes(card=True, render=True)
 
 
@@ -201,7 +199,7 @@ def bmc(address: str = "0000:06:00.0", *, boot_vga: bool = True) -> tuple[Hardwa
             revision=0x52,
             boot_vga=boot_vga,
             drivers=("ast",),
-            makes=Makes(card=True, connectors=("VGA-1",), framebuffer=True),
+            makes=Makes(card=True, connectors=("VGA",), framebuffer=True),
             bridges=bridges,
         ),
     )
@@ -238,7 +236,7 @@ def management_engine(address: str = "0000:00:16.0") -> tuple[Hardware, ...]:
 
 
 def virtio_gpu(address: str = "0000:01:00.0") -> tuple[Hardware, ...]:
-    """QEMU's virtio-gpu: its nodes hang from a virtio device, whose driver is another."""
+    """QEMU's virtio-gpu: its nodes are made by the driver of its virtio device, another one."""
     return (
         Hardware(
             Address(address),
@@ -249,7 +247,13 @@ def virtio_gpu(address: str = "0000:01:00.0") -> tuple[Hardware, ...]:
             subsystem_device=0x1100,
             revision=1,
             drivers=("virtio-pci",),
-            makes=dataclasses.replace(HEADLESS, connectors=("Virtual-1",), via="virtio_gpu"),
+            makes=Makes(
+                card=True,
+                render=True,
+                connectors=("Virtual",),
+                framebuffer=True,
+                via="virtio_gpu",
+            ),
             bridges=(Address("0000:00:02.0"),),
         ),
     )
@@ -267,7 +271,7 @@ def bochs(address: str = "0000:02:00.0") -> tuple[Hardware, ...]:
             subsystem_device=0x1100,
             revision=2,
             drivers=("bochs-drm",),
-            makes=Makes(card=True, connectors=("Virtual-1",), framebuffer=True),
+            makes=Makes(card=True, connectors=("Virtual",), framebuffer=True),
             bridges=(Address("0000:00:02.1"),),
         ),
     )

@@ -19,7 +19,7 @@ from agent.host.model import Address
 from agent.simulate.devices import NodeOf, Sysfs
 from agent.simulate.events import Emit, Uevent
 from agent.simulate.hardware import Hardware, Makes, driver_named
-from agent.simulate.machine import Features, Machine
+from agent.simulate.machine import VFIO, Features, Machine
 from agent.simulate.nodes import MakeNode, make_plain
 from agent.simulate.pci import Function
 from agent.simulate.processes import Hold, Processes
@@ -92,6 +92,9 @@ class Kernel:
             f"24 28 0:6 / /dev rw,nosuid,relatime shared:2 - {kind} rw,mode=755\n"
             f"25 28 0:6 / {here}/dev rw,nosuid,relatime shared:2 - {kind} rw,mode=755\n",
         )
+        if features.vfio.group and (number := features.shared.get(VFIO)) is not None:
+            # systemd makes this node at boot, so that opening it loads the module.
+            self._sysfs.make_node(NodeOf("vfio/vfio", number, 0o666))
         self.tree.file("/proc/sys/kernel/random/boot_id", "6f2b7f3c-0d4e-4a57-9d0c-5a1e6c1d2e3f\n")
 
     # --- looking ----------------------------------------------------------------------------------
@@ -241,10 +244,10 @@ class Kernel:
             if bound is None or bound.card is None:
                 raise ValueError(f"{address} has no card")
             for _ in range(times):
-                name = self._machine.drivers.disconnect(bound)
+                connector = self._machine.drivers.disconnect(bound)
                 self._sysfs.say("change", bound.card, HOTPLUG="1")
-                if name is not None:
-                    self._machine.drivers.connect(bound, name)
+                if connector is not None:
+                    self._machine.drivers.connect(bound, connector)
                     self._sysfs.say("change", bound.card, HOTPLUG="1")
 
     def lose(self, path: str) -> None:

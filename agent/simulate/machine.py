@@ -19,12 +19,13 @@ from agent.simulate.drivers import Bound, Drivers, Majors, VfioKind
 from agent.simulate.hardware import Driver, Hardware, Makes
 from agent.simulate.pci import Function, PciBus
 
+VFIO: Final = "/dev/vfio/vfio"
 SHARED: Final[Mapping[str, DeviceNumber]] = {
-    "/dev/vfio/vfio": DeviceNumber(10, 196),
+    VFIO: DeviceNumber(10, 196),
     "/dev/iommu": DeviceNumber(10, 125),
     "/dev/kfd": DeviceNumber(508, 0),
 }
-_SHARED_MODES: Final = {"/dev/vfio/vfio": 0o666, "/dev/iommu": 0o660}
+_SHARED_MODES: Final = {VFIO: 0o666, "/dev/iommu": 0o660}
 
 WaitFor = Callable[[Callable[[], bool]], object]
 """Waits until something is true, without keeping the kernel's lock meanwhile."""
@@ -270,7 +271,7 @@ class Machine:
         self.sysfs.tell("add", f"/module/{driver.module}", "module")
         self.bus.register(driver)
         if driver.vfio and self.features.vfio.group:
-            self.share("/dev/vfio/vfio")
+            self.share(VFIO)
         if driver.vfio and self.features.vfio.cdev:
             self.share("/dev/iommu")
         if driver.kfd:
@@ -290,7 +291,7 @@ class Machine:
         users = [f for f in self.bus.functions.values() if self._drives(driver, f)]
         if any(function.bound is not None and function.bound.held for function in users):
             return errno.EAGAIN  # what delete_module gives for a module in use
-        for function in users:
+        for function in reversed(users):  # as driver_detach does
             if driver.child_bus:
                 self.bus.unbind_child(function)
                 continue

@@ -39,7 +39,7 @@ class Function:
     physfn: Address | None = None
     virtfns: dict[int, Address] = dataclasses.field(default_factory=dict)
     child: Device | None = None
-    """The device between the function and its nodes, where its driver makes one."""
+    """The device on another bus that its driver makes, and whose driver makes the nodes."""
     hangs: bool = False
     """Whatever its driver does next does not end."""
     probe_errno: int = 0
@@ -99,6 +99,8 @@ class PciBus:
         self._iommu = iommu
         self._working = working
         self._group_numbers = Numbers()
+        self.children: Final = Numbers()
+        """Numbers of the virtio bus."""
         self._groups: dict[int | str, _Group] = {}
         self.functions: Final[dict[Address, Function]] = {}
         self.loaded: Final[dict[str, Driver]] = {}
@@ -244,6 +246,7 @@ class PciBus:
             function.bound = None
         if function.child is not None:
             self._sysfs.remove(function.child)
+            self.children.free(int(function.child.name.removeprefix("virtio")))
             function.child = None
         function.driver = None
         self._sysfs.no_driver(function.device)
@@ -263,7 +266,7 @@ class PciBus:
             function.bound = self._drivers.native(hardware, driver.name, hardware.makes)
             return 0
         function.child = Device(
-            f"{hardware.devpath}/virtio{len(self._children())}",
+            f"{hardware.devpath}/virtio{self.children.take()}",
             "virtio",
             parent=hardware.devpath,
             on_bus=True,
@@ -276,9 +279,6 @@ class PciBus:
 
     # --- drivers of what a function's driver makes ------------------------------------------------
 
-    def _children(self) -> list[Device]:
-        return [f.child for f in self.functions.values() if f.child is not None]
-
     def bind_child(self, function: Function) -> None:
         """Let the child's driver probe it: no message of the PCI function tells."""
         child, via = function.child, function.hardware.makes.via
@@ -287,7 +287,7 @@ class PciBus:
         self._sysfs.driver_links(child, via)
         bound = Bound()
         bound.undo.callback(self._child_unbound, child)
-        self._drivers.display(bound, child.devpath, function.hardware.makes)
+        self._drivers.display(bound, function.device.devpath, function.hardware.makes)
         bound.undo.callback(self._sysfs.no_driver_links, child)
         function.bound = bound
         self._sysfs.say("bind", child)

@@ -100,12 +100,15 @@ def test_a_module_of_a_child_bus_brings_no_message_of_the_function(
     heard.events.clear()
     kernel.modprobe("virtio_gpu")
     assert heard.of(Source.KERNEL) == [
+        "change drm card0",
         "add drm renderD128",
         "add drm card0",
         "add drm card0-Virtual-1",
         "change drm card0",
+        "add graphics fb0",
         "bind virtio virtio0",
     ]
+    assert heard.events[1].devpath == "/card0", "of what is not yet in sysfs"
 
 
 def test_vfs_come_and_go_one_by_one_and_the_pf_says_change(kernel: Kernel, heard: Recorder) -> None:
