@@ -20,8 +20,10 @@ clock, and is opened anew with growing delay.
 The order that matters: a source is opened (and collects messages) before the first look, and every
 time it is opened *again* it asks for a look at everything.
 
-A storm is met three times: libudev's filter keeps other subsystems out, messages that say the same
-are one hint per batch, and a batch is bounded, so that the loop's other tasks get their turn.
+A storm is met three times: udev's messages of other subsystems are kept out by a filter in the
+socket, messages that say the same are one hint per batch, and a batch is bounded, so that the
+loop's other tasks get their turn. The kernel's messages of other subsystems are thrown away here,
+for libudev, asked to do it, does not return before it has met one that it keeps or the last.
 """
 
 from __future__ import annotations
@@ -84,17 +86,22 @@ class _Uevent(Protocol):
     def device_number(self) -> int: ...
 
 
-def _read_message(uevent: _Uevent) -> Message:
+def _read_message(uevent: _Uevent, subsystems: Collection[str]) -> Message:
     """Read what a hint needs; each value costs about a microsecond, so nothing else is read.
+
+    Of a message of another subsystem only that is read, and its action.
 
     Raises:
         ValueError: A value is not text.
     """
+    action, subsystem = uevent.action or "", uevent.subsystem or ""
+    if subsystem not in subsystems:
+        return Message(action, "", subsystem)
     number = uevent.device_number  # packed; 0 is none
     return Message(
-        action=uevent.action or "",
+        action=action,
         devpath=uevent.device_path,
-        subsystem=uevent.subsystem or "",
+        subsystem=subsystem,
         node=uevent.device_node,
         number=DeviceNumber(os.major(number), os.minor(number)) if number else None,
     )
@@ -126,7 +133,7 @@ class Connection(Protocol):
         """The descriptor to wait on."""
 
     def receive(self) -> Message | None:
-        """The next message, or None if none waits.
+        """The next message, of whatever subsystem, or None if none waits.
 
         Raises:
             ValueError: It was malformed.
@@ -173,8 +180,9 @@ class _UdevConnection:
                 hint="the service must be allowed AF_NETLINK (RestrictAddressFamilies=)",
             ) from error
         netlink = cast("_Netlink", pyudev.Monitor.from_netlink(context, source))
-        for subsystem in sorted(subsystems):
-            netlink.filter_by(subsystem)
+        if source == "udev":
+            for subsystem in sorted(subsystems):
+                netlink.filter_by(subsystem)
         if receive_buffer is not None:
             try:
                 netlink.set_receive_buffer_size(receive_buffer)
@@ -182,6 +190,7 @@ class _UdevConnection:
                 _log.info("receive-buffer-refused", source=source, wanted=receive_buffer)
         netlink.start()
         self._netlink: _Netlink | None = netlink
+        self._subsystems = subsystems
         self._socket = socket.socket(fileno=os.dup(netlink.fileno()))
 
     @property
@@ -198,7 +207,7 @@ class _UdevConnection:
         try:
             uevent = self._netlink.poll(timeout=0)
             # Never `if not uevent`: a Device is a Mapping, and its length is slow to find.
-            return None if uevent is None else _read_message(uevent)
+            return None if uevent is None else _read_message(uevent, self._subsystems)
         except (OverflowError, MemoryError) as error:  # pyudev's names for two errnos
             raise ValueError(str(error)) from error
 
@@ -220,7 +229,7 @@ class Monitor:
         source: Whom it listens to.
         emit: Takes each hint, in the loop's thread; must neither block nor raise.
         connect: Opens the socket; raises what the real socket raises.
-        subsystems: What ``connect`` listens to: the closed set of labels of `events`.
+        subsystems: Whose messages count; the others become no hints.
         batch: How many messages are read before the loop's other tasks have their turn.
         sleep: Waits between two attempts to open the socket.
     """
@@ -392,7 +401,8 @@ class Monitor:
             if message is None:
                 break
             self.events[self._labels(message)] += 1
-            news.setdefault(message, time.monotonic())
+            if message.subsystem in self._subsystems:
+                news.setdefault(message, time.monotonic())
         for reason, received in lost.items():
             self._complain(reason, received)
             self._look_everywhere(reason, received)
