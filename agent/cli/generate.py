@@ -2,7 +2,6 @@
 
 import asyncio
 import difflib
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -10,10 +9,10 @@ import click
 
 from agent import compose, config
 from agent.cli.options import config_option
+from agent.cli.output import log_to_stderr
 from agent.cli.preview import preview
 from agent.daemon import instance_lock
 from agent.errors import ExitCode
-from agent.observe import log as logs
 from agent.reconcile.messages import Inbox
 from agent.reconcile.reconciler import Reconciler
 
@@ -30,7 +29,8 @@ def command(config_path: Path | None, *, dry_run: bool, diff: bool) -> int:
     """
     settings = config.load(config_path)
     parts = compose.parts(settings)
-    seen = preview(parts)
+    with log_to_stderr():
+        seen = preview(parts)
     before = {path: file.content for path, file in seen.disk.ours.items()}
     if dry_run:
         if diff:
@@ -42,16 +42,11 @@ def command(config_path: Path | None, *, dry_run: bool, diff: bool) -> int:
             click.echo("nothing to do", err=True)
         return ExitCode.OK
 
-    log = logs.configure(settings.log, environ=os.environ)
-    try:
-        with instance_lock(Path(settings.state_directory)):
-            state = asyncio.run(
-                Reconciler(
-                    inbox=Inbox(), scanner=parts.scanner, store=parts.store, rules=parts.rules
-                ).settle()
-            )
-    finally:
-        log.close()
+    with log_to_stderr(settings.log), instance_lock(Path(settings.state_directory)):
+        reconciler = Reconciler(
+            inbox=Inbox(), scanner=parts.scanner, store=parts.store, rules=parts.rules
+        )
+        state = asyncio.run(reconciler.settle())
     if diff and state.disk is not None:
         _show_diff(before, {path: file.content for path, file in state.disk.ours.items()})
     return ExitCode.CANNOT_CREATE if state.problems else ExitCode.OK

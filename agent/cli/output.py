@@ -4,9 +4,29 @@ Colour is click's, which leaves it out where standard output is no terminal. Col
 or folded: what a command prints can be searched, copied and piped.
 """
 
-from collections.abc import Sequence
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
 
 import click
+import msgspec
+
+from agent.observe import log as logs
+from agent.observe.settings import LogSettings
+
+QUIET: LogSettings = LogSettings(level="warning")
+"""For a command whose output is the answer: of the log only what somebody has to know."""
+
+
+@contextlib.contextmanager
+def log_to_stderr(settings: LogSettings = QUIET) -> Iterator[None]:
+    """Send the log to standard error while a command works; its results go to standard output."""
+    log = logs.configure(settings, environ=os.environ)
+    try:
+        yield
+    finally:
+        logs.reset()
+        log.close()
 
 
 def columns(rows: Sequence[Sequence[str]], *, indent: str = "") -> list[str]:
@@ -38,6 +58,4 @@ def heading(text: str) -> str:
 
 def echo_json(document: object) -> None:
     """Print a document of plain values for a program."""
-    import msgspec
-
     click.echo(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())

@@ -9,7 +9,7 @@ import click
 
 from agent import compose, config
 from agent.cli.options import config_option, output_option
-from agent.cli.output import columns, echo_json, good, heading, notable
+from agent.cli.output import columns, echo_json, good, heading, log_to_stderr, notable
 from agent.cli.preview import Preview, preview
 from agent.errors import AgentError, ExitCode
 from agent.host import capture as captures
@@ -59,7 +59,8 @@ def command(
     """
     parts = compose.parts(config.load(config_path))
     inventory = None if source is None else captures.load(source).inventory()
-    seen = preview(parts, inventory)
+    with log_to_stderr():
+        seen = preview(parts, inventory)
     if capture is not None:
         _write_capture(seen, capture)
         return

@@ -1,0 +1,263 @@
+"""The command line: what each command prints, and that every error is a sentence and a code."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import agent
+from agent import config
+from agent.cli import COMMANDS, execute
+from agent.errors import ExitCode
+
+HOSTS = Path(__file__).parents[1] / "hosts"
+B50 = "intel.com/gpu=0000-03-00-0-0xe212"
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run a command in this process: its exit code, output and errors."""
+
+    def run(*argv: str) -> tuple[int, str, str]:
+        code = execute(argv)
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def empty_host(tmp_path: Path) -> str:
+    """The configuration of a host without any device, all of it below a temporary folder."""
+    for name in ("sys/bus/pci/devices", "dev", "run/udev", "proc/self"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "run/udev/control").touch()
+    (tmp_path / "proc/self/mountinfo").write_text(
+        f"24 28 0:6 / {tmp_path}/dev rw - devtmpfs udev rw\n"
+    )
+    file = tmp_path / "config.yaml"
+    file.write_text(
+        f"state_directory: {tmp_path}/state\n"
+        f"host: {{sys: {tmp_path}/sys, dev: {tmp_path}/dev, run: {tmp_path}/run, "
+        f"proc: {tmp_path}/proc}}\n"
+        f"cdi: {{directory: {tmp_path}/cdi, other_directories: []}}\n"
+    )
+    return str(file)
+
+
+class TestWhole:
+    def test_version(self, run: Run) -> None:
+        assert run("--version") == (0, f"cdi-agent {agent.__version__}\n", "")
+
+    def test_help_lists_every_command(self, run: Run) -> None:
+        code, out, _ = run("--help")
+        assert code == 0
+        assert [name for name in COMMANDS if f"  {name} " not in out] == []
+
+    @pytest.mark.parametrize("name", COMMANDS)
+    def test_every_command_has_help_that_begins_as_the_list_says(self, run: Run, name: str) -> None:
+        code, out, _ = run(name, "--help")
+        assert code == 0
+        assert COMMANDS[name].partition(":")[0].rstrip(".")[:24] in " ".join(out.split())
+
+    @pytest.mark.parametrize(
+        "argv",
+        [
+            pytest.param(["publish"], id="unknown command"),
+            pytest.param(["scan", "--colour"], id="unknown option"),
+            pytest.param(["scan", "-o", "xml"], id="unknown format"),
+            pytest.param(["scan", "--from", "/nonexistent"], id="no such capture"),
+        ],
+    )
+    def test_wrong_use_exits_with_64(self, run: Run, argv: list[str]) -> None:
+        code, out, err = run(*argv)
+        assert (code, out) == (ExitCode.USAGE, "")
+        assert "Error: " in err
+
+    def test_the_service_imports_no_other_command(self) -> None:
+        program = (
+            "import sys; from agent.cli import execute; execute(['run', '--help'])\n"
+            "loaded = {name for name in sys.modules if name.startswith('agent.')}\n"
+            "assert 'agent.cli.run' in loaded\n"
+            "unwanted = ('agent.simulate', 'agent.cli.scan', 'agent.cli.demo')\n"
+            "assert not [name for name in loaded if name.startswith(unwanted)]\n"
+        )
+        subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+
+    def test_a_reader_that_has_seen_enough_hears_no_complaint(self) -> None:
+        scan = [sys.executable, "-m", "agent", "scan", "--all", "--from", f"{HOSTS}/bmc-only.yaml"]
+        with subprocess.Popen(
+            ["head", "-n", "1"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as head:
+            process = subprocess.run(
+                scan, stdout=head.stdin, stderr=subprocess.PIPE, check=False, text=True
+            )
+            assert head.stdin is not None
+            head.stdin.close()
+        assert process.stderr == ""
+
+
+class TestScan:
+    def test_tells_what_would_be_published(self, run: Run) -> None:
+        code, out, _ = run("scan", "--from", f"{HOSTS}/intel-arc-b50.yaml")
+        assert code == 0
+        assert f"publish  {B50}" in " ".join(out.split()).replace("publish ", "publish  ")
+        assert "/dev/dri/card0 /dev/dri/renderD128" in out
+
+    def test_tells_why_a_device_is_not_published(self, run: Run) -> None:
+        _, out, _ = run("scan", "--from", f"{HOSTS}/bmc-only.yaml")
+        assert "unmatched" in out
+        assert "no profile recognises 1a03:2000" in out
+
+    def test_all_shows_every_function_in_order(self, run: Run) -> None:
+        _, some, _ = run("scan", "-o", "json", "--from", f"{HOSTS}/bmc-only.yaml")
+        _, every, _ = run("scan", "-o", "json", "--all", "--from", f"{HOSTS}/bmc-only.yaml")
+        addresses = [row["address"] for row in json.loads(every)["devices"]]
+        assert len(addresses) > len(json.loads(some)["devices"])
+        assert addresses == sorted(addresses)
+
+    def test_json_has_the_facts(self, run: Run) -> None:
+        _, out, _ = run("scan", "-o", "json", "--from", f"{HOSTS}/intel-arc-b50.yaml")
+        (gpu,) = [row for row in json.loads(out)["devices"] if row["kind"] == "intel.com/gpu"]
+        assert gpu["id"] == "8086:e212"
+        assert gpu["driver"] == "xe"
+        assert gpu["state"] == "publish"
+        assert gpu["nodes"] == ["/dev/dri/card0", "/dev/dri/renderD128"]
+
+    def test_a_capture_of_a_captured_host_is_the_same_host(self, run: Run, tmp_path: Path) -> None:
+        again = tmp_path / "again.yaml"
+        code, _, _ = run("scan", "--from", f"{HOSTS}/intel-two-b60.yaml", "--capture", str(again))
+        assert code == 0
+        first = run("scan", "-o", "json", "--all", "--from", f"{HOSTS}/intel-two-b60.yaml")
+        assert run("scan", "-o", "json", "--all", "--from", str(again)) == first
+
+    def test_a_capture_that_cannot_be_written_is_one_sentence(
+        self, run: Run, empty_host: str
+    ) -> None:
+        code, _, err = run("scan", "-c", empty_host, "--capture", "/nonexistent/x.yaml")
+        assert code == ExitCode.CANNOT_CREATE
+        assert err == (
+            "cdi-agent: /nonexistent/x.yaml cannot be written: No such file or directory\n"
+        )
+
+    def test_a_host_without_devices_is_no_error(self, run: Run, empty_host: str) -> None:
+        code, out, err = run("scan", "-c", empty_host)
+        assert (code, err) == (0, "")
+        assert out == "This host has no device that could be published.\n"
+
+    def test_what_is_no_capture_is_one_sentence(self, run: Run) -> None:
+        code, out, err = run("scan", "--from", "/etc/passwd")
+        assert (code, out) == (ExitCode.DATA, "")
+        assert err.startswith("cdi-agent: /etc/passwd")
+        assert "Traceback" not in err
+
+
+class TestGenerate:
+    def leave_a_stale_spec(self, folder: Path) -> Path:
+        """A spec of ours from an earlier run, for a device that is gone."""
+        from agent.cdi.files import file_name
+        from agent.cdi.render import render
+        from agent.cdi.spec import ContainerEdits, Device, DeviceNode, Kind, Spec
+
+        node = DeviceNode("/dev/dri/card0", "/dev/dri/card0")
+        spec = Spec(Kind("intel.com/gpu"), (Device("gone", ContainerEdits((node,))),))
+        file = folder / "cdi" / file_name(spec.kind)
+        file.parent.mkdir()
+        file.write_bytes(render(spec))
+        return file
+
+    def test_dry_run_says_what_would_be_done_and_does_nothing(
+        self, run: Run, empty_host: str, tmp_path: Path
+    ) -> None:
+        stale = self.leave_a_stale_spec(tmp_path)
+        code, out, _ = run("generate", "-c", empty_host, "--dry-run")
+        assert (code, out) == (0, f"delete {stale}: -gone\n")
+        assert stale.exists()
+
+    def test_diff_shows_the_change(self, run: Run, empty_host: str, tmp_path: Path) -> None:
+        stale = self.leave_a_stale_spec(tmp_path)
+        _, out, _ = run("generate", "-c", empty_host, "--dry-run", "--diff")
+        assert out.startswith(f"--- {stale}\n+++ /dev/null\n")
+        assert '-  - name: "gone"\n' in out
+
+    def test_without_dry_run_it_is_done(self, run: Run, empty_host: str, tmp_path: Path) -> None:
+        stale = self.leave_a_stale_spec(tmp_path)
+        code, _, err = run("generate", "-c", empty_host)
+        assert code == 0, err
+        assert not stale.exists()
+        assert run("generate", "-c", empty_host, "--dry-run") == (0, "", "nothing to do\n")
+
+    def test_it_does_not_write_beside_the_service(
+        self, run: Run, empty_host: str, tmp_path: Path
+    ) -> None:
+        from agent.daemon import instance_lock
+
+        stale = self.leave_a_stale_spec(tmp_path)
+        with instance_lock(tmp_path / "state"):
+            code, _, err = run("generate", "-c", empty_host)
+        assert code == ExitCode.TEMPORARY
+        assert "another cdi-agent holds" in err
+        assert stale.exists()
+
+
+class TestCheckConfig:
+    def test_a_good_file(self, run: Run, empty_host: str) -> None:
+        assert run("check-config", empty_host) == (0, f"{empty_host} is good\n", "")
+
+    def test_every_fault_is_told_at_once(self, run: Run, tmp_path: Path) -> None:
+        file = tmp_path / "config.yaml"
+        file.write_text("cdi:\n  formt: yaml\nreconcile:\n  settle: soon\n")
+        code, out, err = run("check-config", str(file))
+        assert (code, out) == (ExitCode.CONFIG, "")
+        assert len(err.splitlines()) == 2
+        assert "formt" in err
+        assert "settle" in err
+
+    def test_a_missing_file(self, run: Run, tmp_path: Path) -> None:
+        code, _, err = run("check-config", str(tmp_path / "none.yaml"))
+        assert code == ExitCode.CONFIG
+        assert err.startswith(f"cdi-agent: {tmp_path}/none.yaml does not exist")
+
+    def test_no_file_at_all_is_good(
+        self, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(config, "DEFAULT_PATH", tmp_path / "none.yaml")
+        code, out, _ = run("check-config")
+        assert code == 0
+        assert out == f"{tmp_path}/none.yaml does not exist: every key has its default\n"
+
+
+class TestDemo:
+    def test_plays_the_story_to_its_end(self) -> None:
+        """As a user runs it: a process of its own, without root's rights where it has them."""
+        process = subprocess.run(
+            [sys.executable, "-m", "agent", "demo", "--pause", "0"],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "TMPDIR": "/tmp"},
+        )
+        assert process.returncode == 0, process.stderr
+        lines = [
+            line.split(",")[0].split()
+            for line in process.stdout.splitlines()
+            if line.strip().startswith(("wrote", "deleted"))
+        ]
+        gpu, vfio = (
+            f"/var/run/cdi/cdi-agent_intel.com-gpu{suffix}.yaml" for suffix in ("", "-vfio")
+        )
+        assert lines == [
+            ["wrote", gpu],
+            ["deleted", gpu],
+            ["wrote", vfio],
+            ["deleted", vfio],
+            ["wrote", gpu],
+            ["wrote", gpu],
+            ["wrote", gpu],
+        ]
+        assert process.stdout.count(" ms after the message") == len(lines)
