@@ -42,13 +42,14 @@ MAX_BYTES: Final = 8 * 2**20
 """A host with 512 GPUs takes about 200 KiB."""
 _MAX_DEPTH: Final = 12
 
-_AddressText = Annotated[str, msgspec.Meta(pattern=rf"^{ADDRESS_PATTERN.pattern}$")]
-_IdText = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{4}:[0-9a-f]{4}$")]
-_ClassText = Annotated[str, msgspec.Meta(pattern=r"^0x[0-9a-f]{6}$")]
-_NumberText = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,4}:[0-9]{1,7}$")]
-_Devpath = Annotated[str, msgspec.Meta(pattern=r"^/devices(/[^/\x00]+)+$", max_length=4096)]
-_DevPath = Annotated[str, msgspec.Meta(pattern=r"^/dev(/[^/\x00]+)+$", max_length=4096)]
-_Name = Annotated[str, msgspec.Meta(pattern=r"^[^/\x00]+$", max_length=255)]
+_AddressText = Annotated[str, msgspec.Meta(pattern=rf"\A{ADDRESS_PATTERN.pattern}\Z")]
+_IdText = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{4}:[0-9a-f]{4}\Z")]
+_ClassText = Annotated[str, msgspec.Meta(pattern=r"\A0x[0-9a-f]{6}\Z")]
+_NumberText = Annotated[str, msgspec.Meta(pattern=r"\A[0-9]{1,4}:[0-9]{1,7}\Z")]
+_PART: Final = r"(?!\.{1,2}(?:/|\Z))[^/\x00]+"
+_Devpath = Annotated[str, msgspec.Meta(pattern=rf"\A/devices(?:/{_PART})+\Z", max_length=4096)]
+_DevPath = Annotated[str, msgspec.Meta(pattern=rf"\A/dev(?:/{_PART})+\Z", max_length=4096)]
+_Name = Annotated[str, msgspec.Meta(pattern=rf"\A{_PART}\Z", max_length=255)]
 _Natural = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 
 
@@ -109,11 +110,9 @@ class CapturedFunction(_Part, frozen=True):
     def fact(self, inode: int) -> Function:
         """The fact that it was written from, with an inode, which no capture holds."""
         vendor, device = (int(part, 16) for part in self.id.split(":"))
-        sub_vendor, sub_device = (
-            (None, None)
-            if self.subsystem is None
-            else (int(part, 16) for part in self.subsystem.split(":"))
-        )
+        sub_vendor, sub_device = None, None
+        if self.subsystem is not None and not self.subsystem.startswith("0000:"):
+            sub_vendor, sub_device = (int(part, 16) for part in self.subsystem.split(":"))
         return Function(
             address=Address(self.address),
             devpath=self.devpath,
@@ -239,7 +238,7 @@ def capture(inventory: Inventory, *, description: str = "", kernel: str | None =
 def dump(captured: Capture) -> str:
     """Write a capture as YAML: the same facts give the same text."""
     data = msgspec.to_builtins(captured)
-    if not data["environment"]:
+    if data.get("environment") == {}:
         del data["environment"]  # msgspec leaves out what is equal to its default but for Structs
     text: str = yaml.dump(
         data,
@@ -306,10 +305,13 @@ def load(path: str | os.PathLike[str]) -> Capture:
     try:
         # Without O_NONBLOCK a FIFO would keep us waiting for a writer.
         fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        with open(fd, "rb") as file:
+        try:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
                 raise CaptureError(f"{name} is not a file")
-            content = file.read(MAX_BYTES + 1)
+            with open(fd, "rb", closefd=False) as file:
+                content = file.read(MAX_BYTES + 1)
+        finally:
+            os.close(fd)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise CaptureError(f"{name!r} cannot be read: {reason}") from error
@@ -341,7 +343,7 @@ def parse(text: str, *, origin: str = "capture") -> Capture:
     except yaml.MarkedYAMLError as error:
         line = "" if error.problem_mark is None else f":{error.problem_mark.line + 1}"
         raise CaptureError(f"{origin}{line}: {error.problem}") from error
-    except yaml.YAMLError as error:  # as of a control character, which has no line
+    except (yaml.YAMLError, UnicodeError) as error:  # of characters, which have no line
         raise CaptureError(f"{origin}: {' '.join(str(error).split())}") from error
     version = data.get("version") if isinstance(data, dict) else None
     if version != str(VERSION):
@@ -353,11 +355,12 @@ def parse(text: str, *, origin: str = "capture") -> Capture:
     try:
         captured = msgspec.convert(data, Capture, strict=False)
     except msgspec.ValidationError as error:
-        # "… - at `$.functions[0].id`": the path is part of the message
+        # "… unknown field `x` - at `$.functions[0]`": what is wrong where is told as text only
         problem, _, key = str(error).partition(" - at `$")
-        place = _line_of(root, key.rstrip("`"))
-        where = f"{key.strip('.`')}: " if key else ""
-        raise CaptureError(f"{origin}:{place}: {where}{problem}") from error
+        key = key.strip(".`")
+        unknown = re.search(r"unknown field `(.*)`", problem, re.DOTALL)
+        place = _line_of(root, f"{key}.{unknown[1]}" if unknown else key)
+        raise CaptureError(f"{origin}:{place}: {key}{': ' if key else ''}{problem}") from error
     for where, problem in _impossible(captured):
         raise CaptureError(f"{origin}: {where}: {problem}")
     return captured
@@ -406,15 +409,16 @@ def _plain(node: yaml.Node | None) -> Any:  # noqa: ANN401 - what YAML holds, un
 
 
 def _line_of(root: yaml.Node | None, key: str) -> int:
-    """The line of ``.functions[0].id`` in the file, or of as much of it as there is."""
-    node = root
-    for word, index in re.findall(r"\.([^.\[]+)|\[([0-9]+)\]", key):
+    """The line of ``functions[0].id`` in the file, or of as much of it as there is."""
+    node, place = root, root
+    for word, index in re.findall(r"([^.\[\]]+)|\[([0-9]+)\]", key):
         if word and isinstance(node, yaml.MappingNode):
-            values = [value for name, value in node.value if name.value == word]
-            node = values[0] if values else node
+            pairs = [pair for pair in node.value if pair[0].value == word]
+            if pairs:
+                place, node = pairs[0]
         elif index and isinstance(node, yaml.SequenceNode):
-            node = node.value[int(index)]
-    return 1 if node is None else node.start_mark.line + 1
+            place = node = node.value[int(index)]
+    return 1 if place is None else place.start_mark.line + 1
 
 
 def _impossible(captured: Capture) -> Iterator[tuple[str, str]]:

@@ -175,6 +175,9 @@ class FunctionReader:
                 key=node_order,
             )
             numa_node = folder.decimal("numa_node")
+            # Zeros: it has none (bridges, mostly).
+            subsystem_vendor = folder.hexadecimal("subsystem_vendor") or None
+            subsystem_device = folder.hexadecimal("subsystem_device")
             boot_vga = folder.decimal("boot_vga") if "boot_vga" in names else None
             function = Function(
                 address=address,
@@ -182,8 +185,8 @@ class FunctionReader:
                 vendor=self._required(folder.hexadecimal, "vendor", address, folder),
                 device=self._required(folder.hexadecimal, "device", address, folder),
                 class_code=self._required(folder.hexadecimal, "class", address, folder),
-                subsystem_vendor=folder.hexadecimal("subsystem_vendor"),
-                subsystem_device=folder.hexadecimal("subsystem_device"),
+                subsystem_vendor=subsystem_vendor,
+                subsystem_device=None if subsystem_vendor is None else subsystem_device,
                 revision=folder.hexadecimal("revision"),
                 driver=None if driver is None else printable(driver),
                 boot_vga=None if boot_vga is None else bool(boot_vga),

@@ -172,6 +172,7 @@ class Function:
     class_code: int
     """24 bits: class, subclass, programming interface (``0x030000`` is VGA)."""
     subsystem_vendor: int | None = None
+    """With ``subsystem_device`` who built it; None for both if nobody is named."""
     subsystem_device: int | None = None
     revision: int | None = None
     driver: str | None = None

@@ -193,13 +193,15 @@ def text(path: str) -> str | None:
         if error.errno in _OURS:
             _refuse(path, error)
         return None
-    with open(fd, encoding="utf-8", errors="surrogateescape") as file:
+    try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             return None
-        try:
+        with open(fd, encoding="utf-8", errors="surrogateescape", closefd=False) as file:
             return file.read()
-        except OSError:
-            return None
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
 
 
 def exists(path: str) -> bool:

@@ -96,6 +96,13 @@ def test_a_function_without_driver_or_nodes_is_a_function(host: Host) -> None:
     assert gpu(host).nodes == ()
 
 
+def test_a_function_that_names_no_builder_has_none(host: Host) -> None:
+    """The kernel shows zeros where a bridge names none."""
+    for name in ("subsystem_vendor", "subsystem_device"):
+        host.sys(GPU, name).write_text("0x0000\n")
+    assert (gpu(host).subsystem_vendor, gpu(host).subsystem_device) == (None, None)
+
+
 def test_a_pf_and_its_vfs_know_each_other(host: Host) -> None:
     vfs = [f"0000:03:00.{number}" for number in range(1, 4)]
     for vf in vfs:
@@ -378,6 +385,13 @@ broken line
 )
 def test_a_path_is_on_the_file_system_of_the_nearest_and_latest_mount(path: str, kind: str) -> None:
     assert file_system(MOUNTS, path) == kind
+
+
+@pytest.mark.parametrize("put", [os.mkfifo, os.mkdir, lambda path: None])
+def test_a_proc_that_is_none_is_no_devtmpfs(host: Host, put: Callable[[Path], None]) -> None:
+    host.unlink("proc/self/mountinfo")
+    put(host.root / "proc/self/mountinfo")
+    assert not look(host).environment.devtmpfs
 
 
 @pytest.mark.parametrize("mounts", ["", "\x00\udcff", " - ", "1 2 3 4 - devtmpfs"])
