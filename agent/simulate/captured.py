@@ -142,7 +142,9 @@ class _Loading:
     def run(self) -> None:
         """Load all."""
         machine = self._machine
-        for name in dict.fromkeys(f.driver for f in self._capture.functions if f.driver):
+        bound = [f for f in self._capture.functions if f.driver]
+        between = [via for f in bound if (via := _makes(f.nodes, f.driver).via)]
+        for name in dict.fromkeys([*(f.driver for f in bound if f.driver), *between]):
             machine.bus.register(driver_named(name))
         for path in machine.features.shared:
             machine.share(path)
