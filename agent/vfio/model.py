@@ -1,12 +1,17 @@
 """The words of a claim as values: what is asked for, what is remembered, what has to be done.
 
-Pure. ``vfio.claim`` decides with these, ``vfio.journal`` writes the durable ones to disk,
+Pure. ``vfio.claim`` decides with these, ``vfio.journal`` writes ``Durable`` to disk,
 ``vfio.worker`` performs effects and answers with results. What is durable is only what an agent
 that starts after a crash cannot find out again: who asked for what, and what each function was.
+
+Moments are seconds of the monotonic clock, which counts from boot and is the same for every
+process: within one boot an agent may believe the moments that an earlier one wrote down, and
+beyond it the journal is void.
 """
 
 import dataclasses
 import enum
+from typing import Final
 
 from agent.host.model import Address, Function, HoldMode
 
@@ -60,6 +65,10 @@ class Prepare:
     """Seconds after which the claim is released unless it was prepared again."""
     owner_pid: int | None = None
     """The claim is released when this process has gone."""
+    owner_started: int | None = None
+    """When that process started, as ``/proc/<pid>/stat`` counts: a pid is given out again."""
+    dry_run: bool = False
+    """Run every check, change nothing, and answer with what would be moved."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -79,9 +88,127 @@ class Recover:
     address: Address
     client: str = ""
     force: bool = False
+    """Even while a process holds a node of it open, and even if this agent did not move it."""
+    dry_run: bool = False
+    """Run the checks, change nothing, and answer with what would be moved."""
 
 
 Order = Prepare | Release | Recover
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Asked:
+    """An order, and the number under which whoever asked waits for the answer."""
+
+    ticket: int
+    order: Order
+
+
+# --- what is answered -----------------------------------------------------------------------------
+
+
+class Code(enum.StrEnum):
+    """What can be wrong: stable words for programs, metrics and the log."""
+
+    UNKNOWN_DEVICE = "unknown-device"
+    """No such function, or no profile publishes it in that mode, or it has gone."""
+    IGNORED = "ignored"
+    """The configuration keeps it out of everything."""
+    CLAIMED = "claimed"
+    """Another claim has the function, or this id with other content."""
+    STRANDED = "stranded"
+    """It could not be brought back; ``recover`` tries again."""
+    NOT_STRANDED = "not-stranded"
+    """There is no record that this agent moved it."""
+    HUNG = "hung"
+    """A write to it has not returned."""
+    IOMMU_OFF = "iommu-off"
+    NO_IOMMU_MODE = "no-iommu-mode"
+    """VFIO would take it without an IOMMU, which protects nobody."""
+    GROUP_NOT_VIABLE = "group-not-viable"
+    """Another endpoint of its IOMMU group is on a driver of the host."""
+    NOT_IN_GROUP = "not-in-group"
+    """A function was named that is in no IOMMU group of the claim."""
+    DRIVER_UNAVAILABLE = "driver-unavailable"
+    ACTIVE_VFS = "active-vfs"
+    IN_USE = "in-use"
+    """A process holds a node of it open."""
+    HOLDERS_UNKNOWN = "holders-unknown"
+    """Nobody can say whether a process holds a node open."""
+    OVERRIDE_UNKNOWN = "override-unknown"
+    """Its ``driver_override`` could not be read, so it could not be restored."""
+    BOOT_DISPLAY = "boot-display"
+    """It shows the console."""
+    MANAGED = "managed"
+    """driverctl or libvirt moves it."""
+    FOREIGN_BINDING = "foreign-binding"
+    """Somebody else bound it to VFIO."""
+    COOLING_DOWN = "cooling-down"
+    """It could not be moved a moment ago."""
+    PAUSED = "paused"
+    JOURNAL_FAILED = "journal-failed"
+    """What must be on disk before a device is touched could not be written."""
+    WITHDRAW_FAILED = "withdraw-failed"
+    """Its entry could not be taken out of its spec."""
+    CHANGED = "changed"
+    """Somebody else changed it while it was being moved."""
+    MOVE_FAILED = "move-failed"
+    """The kernel refused a write, or the write had no effect."""
+    NOT_PUBLISHED = "not-published"
+    """It is on its driver, but its entry did not come."""
+    LOST = "lost"
+    """Somebody else changed what the claim holds."""
+    ENDING = "ending"
+    """A claim with this id is being released or undone."""
+    CANCELLED = "cancelled"
+    """The claim was released before it was done."""
+    INTERRUPTED = "interrupted"
+    """The agent was stopped before the claim was done."""
+    INVALID = "invalid"
+    """The order itself makes no sense."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong, for programs and for people."""
+
+    code: Code
+    sentence: str
+    hint: str = ""
+    """What the reader can do about it; empty if nothing."""
+    retryable: bool = False
+    """Whether the same order can succeed later without a change by a person."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Move:
+    """What a claim does, or would do, with one function."""
+
+    address: Address
+    before: str | None
+    """Its driver when the claim was made."""
+    after: str | None
+    """The driver that it is given; empty for the one that the kernel prefers."""
+    companion: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer to one order. It is a success if there is no problem."""
+
+    ticket: int
+    claim: str
+    names: tuple[str, ...] = ()
+    """The qualified CDI names that the claim holds, as ``intel.com/gpu-vfio=…``."""
+    problems: tuple[Problem, ...] = ()
+    """The first is why the order failed; the others were found beside it."""
+    moves: tuple[Move, ...] = ()
+    """Only of a dry run."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether what was ordered has been done."""
+        return not self.problems
 
 
 # --- what is remembered ---------------------------------------------------------------------------
@@ -108,8 +235,54 @@ class Origin:
     override: str | None
     """The ``driver_override`` that somebody else had set; None if there was none."""
     target: str | None
-    """The driver that the claim wants; None where the claim does not move the function."""
+    """The driver that the claim wants; None where the claim does not move the function.
+    ``ANY_DRIVER`` is whatever the kernel prefers and is not VFIO."""
     companion: bool = False
+    """It moves along; nobody asked for it."""
+    published: bool = False
+    """It had an entry in a spec; the end of the claim waits until it has one again."""
+    known: bool = True
+    """False after the journal was lost: then ``driver`` and ``override`` say nothing, and it goes
+    back to the driver that the kernel prefers."""
+
+
+ANY_DRIVER: Final = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Record:
+    """A claim in the journal, from before its first write until all of it is back."""
+
+    request: Prepare
+    origins: tuple[Origin, ...]
+    """Of every function of the claim, in the order in which they were chosen."""
+    done: bool = False
+    """The claim is in force. If not, it was under way, there or back, and has to be undone."""
+    names: tuple[str, ...] = ()
+    """The qualified CDI names that were answered."""
+    directory: str = ""
+    """Where the specs of those names are."""
+    since: float = 0.0
+    """When it was asked for."""
+    expires_at: float | None = None
+    """When its lease ends."""
+    recovery: bool = False
+    """Not asked for as a claim: a stranded function is being brought back."""
+
+    @property
+    def id(self) -> str:
+        """The claim's id."""
+        return self.request.id
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Stray:
+    """A function that is stranded: we moved it, it is not back, and no claim explains it."""
+
+    origin: Origin
+    problem: Problem
+    driver: str | None = None
+    """What it was on when it was found stranded."""
 
 
 # --- what has to be done --------------------------------------------------------------------------
@@ -122,9 +295,11 @@ class Inspect:
     claim: str
     addresses: tuple[Address, ...]
     node_paths: tuple[str, ...]
-    """Every node of these functions, the VFIO ones too."""
+    """Every node of these functions, the VFIO ones too. If there is none, no process is asked."""
     drivers: tuple[str, ...] = ()
     """Drivers that must be available; their modules are loaded."""
+    serial: int = 0
+    """Tells two that are otherwise the same apart."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -138,7 +313,35 @@ class Write:
     """What is written: a driver's name or a newline, an address."""
 
 
-Effect = Inspect | Write
+@dataclasses.dataclass(frozen=True, slots=True)
+class Child:
+    """A process that performs a write and did not end in time. Nobody writes to its function."""
+
+    write: Write
+    pid: int
+    started: int | None = None
+    """When it started, as ``/proc/<pid>/stat`` counts: a pid is given out again."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Watch:
+    """Tell when a child of an earlier agent has ended, by ``Written(child.write, gone=True)``."""
+
+    child: Child
+
+
+Effect = Inspect | Write | Watch
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Durable:
+    """All that the journal keeps. If it equals what is on disk, nothing need be written."""
+
+    boot_id: str = ""
+    """The boot in which it was written; in another one it is void."""
+    claims: tuple[Record, ...] = ()
+    strays: tuple[Stray, ...] = ()
+    children: tuple[Child, ...] = ()
 
 
 # --- what came of it ------------------------------------------------------------------------------
@@ -166,11 +369,13 @@ class Inspection:
     """Functions that driverctl or libvirt manages, and which of them."""
     unavailable: tuple[tuple[str, str], ...] = ()
     """Drivers that are not to be had, and why."""
+    noiommu: bool = False
+    """VFIO's ``enable_unsafe_noiommu_mode`` is on."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Written:
-    """The answer to ``Write``."""
+    """The answer to ``Write``; after ``hung`` there comes a second one, with ``gone``."""
 
     effect: Write
     errno: int = 0
@@ -179,6 +384,10 @@ class Written:
     """Past its deadline, the child was killed and is not gone yet."""
     gone: bool = False
     """A child that had hung has ended after all; nothing is known of its effect but by looking."""
+    pid: int = 0
+    """Of the child that hangs."""
+    started: int | None = None
+    """When that child started."""
 
 
 Result = Inspection | Written
