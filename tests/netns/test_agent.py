@@ -134,6 +134,49 @@ def test_gpus_come_and_go_on_a_host_that_starts_without_any(host: PrivateHost) -
         becomes(host, {})
 
 
+def test_a_gpu_that_is_removed_and_found_again_is_published_again(host: PrivateHost) -> None:
+    start(host, A)
+    before = published(host)
+    assert host.kernel.write(f"/sys/bus/pci/devices/{A.address}/remove", "1") == 0
+    becomes(host, {})
+    assert host.kernel.write("/sys/bus/pci/rescan", "1") == 0
+    becomes(host, before)
+
+
+def test_unloading_a_driver_withdraws_all_its_gpus(host: PrivateHost) -> None:
+    start(host, A, B)
+    before = published(host)
+    assert host.kernel.rmmod("xe") == 0
+    becomes(host, {})
+    assert host.kernel.modprobe("xe") == 0
+    becomes(host, before)
+
+
+def test_the_firmwares_display_is_not_published_and_takes_no_gpus_place(host: PrivateHost) -> None:
+    """It has card0 until the real driver comes; then every GPU's number is another."""
+    host.kernel.plug_platform("simple-framebuffer.0", "simple-framebuffer")
+    start(host, A)
+    assert "/dev/dri/card1" in published(host)[A.own]
+    host.kernel.unplug_platform("simple-framebuffer.0")
+    host.kernel.plug(B.hardware)
+    becomes_true(host)
+    assert "/dev/dri/card0" in published(host)[B.own]
+
+
+def test_virtual_functions_come_and_go_and_leave_all_as_it_was(host: PrivateHost) -> None:
+    start(host, A)
+    before = published(host)
+    assert host.kernel.create_vfs(A.address, 2) == 0
+    host.kernel.plug(B.hardware)
+    seen = host.until(lambda: published(host), lambda now: B.own in now)
+    assert {node for node in seen[ALL] if "card" in node} <= {
+        node for name, nodes in seen.items() if name != ALL for node in nodes
+    }
+    assert host.kernel.remove_vfs(A.address) == 0
+    host.kernel.unplug(B.address)
+    becomes(host, before)
+
+
 def test_a_gpu_that_loses_one_node_is_withdrawn_whole(host: PrivateHost) -> None:
     """As between the removals of its card and of its render node; what needs neither stays."""
     start(host, A)
