@@ -303,13 +303,13 @@ class Monitor:
         try:
             connection = self._connect()
         except OSError as error:
-            self._became(SourceState.DOWN, error=str(error))
+            self._became(SourceState.DOWN, problem=str(error))
             return
         if connection.deaf:
             connection.close()
             self._became(
                 SourceState.DEAF,
-                error="libudev joined no multicast group",
+                problem="libudev joined no multicast group",
                 hint="no udevd: /run/udev/control is missing and /dev is no devtmpfs",
             )
             return
