@@ -265,6 +265,26 @@ class Inside:
                     specs[name] = yaml.safe_load(Path(SPECS, name).read_text())
         return specs
 
+    def put(self, specs: Mapping[str, str], nodes: Mapping[str, tuple[int, int]]) -> None:
+        """Put spec files and device nodes here by hand, instead of those of an earlier call."""
+        for name in os.listdir(SPECS):
+            os.unlink(f"{SPECS}/{name}")
+        for path, (major, minor) in nodes.items():
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+            os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(major, minor))
+        for name, text in specs.items():
+            Path(SPECS, name).write_text(text)
+
+    def link(self, links: Mapping[str, str]) -> None:
+        """Make links as udev does."""
+        for path, target in links.items():
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+            os.symlink(os.path.relpath(target, os.path.dirname(path)), path)
+
     def writes(self) -> list[Write]:
         """What happened to the spec files since this was called last."""
         return self._watch.since()
