@@ -8,26 +8,29 @@ Paths of nodes are always ``/dev/...``, whatever folder they are looked up in. `
 seam: without root there is no mknod, so a simulated host tells a node's number in another way.
 """
 
+import contextlib
 import dataclasses
 import os
 import re
 import stat
+import time
 from collections.abc import Collection, Mapping
 from typing import Final, Protocol
 
 from agent.host import sysfs
 from agent.host.model import (
-    Address,
     DeviceNumber,
     Environment,
     Link,
     Node,
     NodeRole,
     NodeState,
-    addresses_in,
 )
 
 _LINK_FOLDERS: Final = ("/dev/accel/by-path", "/dev/dri/by-path")
+
+_COARSE: Final = 100_000_000
+"""Nanoseconds; files are stamped at the timer's ticks, of which the slowest are 10 ms apart."""
 
 # Where the kernel puts a node whose ``uevent`` does not say.
 _FOLDERS: Final[Mapping[NodeRole, str]] = {
@@ -192,8 +195,9 @@ def file_system(mountinfo: str, path: str) -> str | None:
 class Links:
     """The links that udev makes to nodes, and which node each leads to.
 
-    A link is known by its name, which holds the address of its function (``ID_PATH``). So a look
-    at some functions lists the names and reads again those that are new or name one of them.
+    Every change of a link changes the time of its folder (udev replaces links by renaming), so a
+    folder whose time has not changed need not be read again. A time is trusted once it is older
+    than the file system's clock is coarse: until then a second change could bear the same.
 
     Args:
         nodes: Where they are.
@@ -205,7 +209,8 @@ class Links:
 
     def forget(self) -> None:
         """Know nothing: the next reading reads all, and tells of all as changed."""
-        self._folders = {folder: _LinkFolder() for folder in _LINK_FOLDERS}
+        self._known: dict[str, dict[str, str]] = {folder: {} for folder in _LINK_FOLDERS}
+        self._marks: dict[str, sysfs.Mark | None] = {}
         self._by_target: dict[str, list[Link]] = {}
 
     def to(self, paths: Collection[str]) -> tuple[Link, ...]:
@@ -213,73 +218,48 @@ class Links:
         links = [link for path in paths for link in self._by_target.get(path, ())]
         return tuple(sorted(links, key=lambda link: link.path))
 
-    def read(self, addresses: Collection[Address] | None = None) -> set[str]:
-        """Read the links of some functions, or all.
+    def read(self, *, afresh: bool) -> set[str]:
+        """Read the links.
+
+        Args:
+            afresh: Read them even if nothing can have changed.
 
         Returns:
             The paths of nodes to which other links lead than before.
         """
         changed: set[str] = set()
-        for folder, known in self._folders.items():
-            try:
-                names = frozenset(sysfs.names(self._nodes.on_disk(folder)) or ())
-            except sysfs.UnreadableError:
-                names = frozenset()  # links are optional, and never cost a device
-            for name in known.targets.keys() - names:
-                changed |= self._note(folder, name, known.forget(name), None)
-            for name in names if addresses is None else known.to_read(names, addresses):
-                target = self._target(folder, name)
-                changed |= self._note(folder, name, known.learn(name, target), target)
+        for folder, known in self._known.items():
+            now = time.time_ns()
+            mark = sysfs.mark(self._nodes.on_disk(folder))
+            if not afresh and folder in self._marks and self._marks[folder] == mark:
+                continue
+            links = self._links_in(folder)
+            changed.update(target for _, target in links.items() ^ known.items())
+            self._known[folder] = links
+            self._marks.pop(folder, None)
+            if mark is None or now - mark.changed > _COARSE:
+                self._marks[folder] = mark
+        if changed:
+            self._by_target = {}
+            for links in self._known.values():
+                for path, target in links.items():
+                    self._by_target.setdefault(target, []).append(Link(path, target))
         return changed
 
-    def _note(self, folder: str, name: str, old: str | None, new: str | None) -> set[str]:
-        """Take note of where a link led and leads; both ends, if they differ."""
-        if old == new:
-            return set()
-        path = f"{folder}/{name}"
-        if old is not None:
-            self._by_target[old].remove(Link(path, old))
-        if new is not None:
-            self._by_target.setdefault(new, []).append(Link(path, new))
-        return {end for end in (old, new) if end is not None}
+    def _links_in(self, folder: str) -> dict[str, str]:
+        """Where each link in a folder leads, as absolute paths below /dev.
 
-    def _target(self, folder: str, name: str) -> str | None:
-        """Where a link leads, as an absolute path below /dev; None if it does not."""
-        try:
-            written = sysfs.link(f"{self._nodes.on_disk(folder)}/{name}")
-        except sysfs.UnreadableError:
-            return None
-        if written is None or not f"{name}{written}".isprintable():
-            return None
-        target = os.path.normpath(os.path.join(folder, written))
-        return target if target.startswith("/dev/") else None
-
-
-class _LinkFolder:
-    """What is known of the links in one folder."""
-
-    def __init__(self) -> None:
-        self.targets: dict[str, str | None] = {}
-        """By name; None for what leads nowhere below /dev."""
-        self._naming: dict[Address | None, set[str]] = {}
-        """By each address in the name; None for names without one."""
-
-    def to_read(self, names: frozenset[str], addresses: Collection[Address]) -> frozenset[str]:
-        """Which of these a look at some functions reads: new ones, theirs, and nobody's."""
-        mine = (self._naming.get(address, ()) for address in (None, *addresses))
-        return (names - self.targets.keys()).union(*mine) & names
-
-    def learn(self, name: str, target: str | None) -> str | None:
-        """Remember where a link leads; answers where it led."""
-        if name not in self.targets:
-            for address in addresses_in(name) or {None}:
-                self._naming.setdefault(address, set()).add(name)
-        old = self.targets.get(name)
-        self.targets[name] = target
-        return old
-
-    def forget(self, name: str) -> str | None:
-        """Forget a link that is gone; answers where it led."""
-        for address in addresses_in(name) or {None}:
-            self._naming[address].discard(name)
-        return self.targets.pop(name)
+        A link is optional and never costs a device: what cannot be read is left out.
+        """
+        place = self._nodes.on_disk(folder)
+        links = {}
+        with contextlib.suppress(sysfs.UnreadableError):
+            for name in sysfs.names(place) or ():
+                with contextlib.suppress(sysfs.UnreadableError):
+                    written = sysfs.link(f"{place}/{name}")
+                    if written is None or not f"{name}{written}".isprintable():
+                        continue
+                    target = os.path.normpath(os.path.join(folder, written))
+                    if target.startswith("/dev/"):
+                        links[f"{folder}/{name}"] = target
+        return links

@@ -20,7 +20,6 @@ Address = NewType("Address", str)
 _ADDRESS: Final = r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
 ADDRESS_PATTERN: Final = re.compile(_ADDRESS)
 _LAST_ADDRESS: Final = re.compile(rf".*/({_ADDRESS})(?:/|$)", re.DOTALL)
-_ADDRESSES: Final = re.compile(rf"(?<![0-9a-f:]){_ADDRESS}(?![0-9a-f])")
 BETWEEN: Final = re.compile(r"virtio[0-9]+|[^/:.]+\.[^/:.]+\.[0-9]+")
 """The name of a device that a function's own driver makes between the function and its nodes: on
 the virtio bus (virtio-gpu) or the auxiliary bus (nova, the management engine of Intel's GPUs)."""
@@ -74,11 +73,6 @@ def pcie_root_of(devpath: str) -> str | None:
     """The root complex in a sysfs device path: its first part such as ``pci0000:00``."""
     match = _PCIE_ROOT.search(devpath)
     return None if match is None else match[1]
-
-
-def addresses_in(text: str) -> frozenset[Address]:
-    """All addresses in a text such as the name of a link: ``pci-0000:03:00.0-card``."""
-    return frozenset(map(Address, _ADDRESSES.findall(text)))
 
 
 def address_order(address: Address) -> tuple[int, str]:

@@ -95,11 +95,10 @@ class Scanner:
         """
         try:
             look = _Look(self._functions, {} if scope.everything else previous.functions)
+            changed = self._links.read(afresh=scope.everything)
             if scope.everything:
-                self._links.read()
                 look.read(self._listed())
             else:
-                changed = self._links.read(scope.addresses)
                 look.read(_with_links_to(changed, previous, scope.addresses))
                 look.read(previous.dropped.keys() - look.done)
                 look.close_over(previous)

@@ -20,7 +20,7 @@ import re
 import stat
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Final, NoReturn, Self
+from typing import Final, NamedTuple, NoReturn, Self
 
 from agent.errors import LookError
 
@@ -183,6 +183,24 @@ def link(path: str) -> str | None:
         if error.errno in _GONE or error.errno == errno.EINVAL:
             return None
         _refuse(path, error)
+
+
+class Mark(NamedTuple):
+    """What tells whether a folder is the same and has the same entries as before."""
+
+    device: int
+    inode: int
+    changed: int
+    """When an entry last came, went or was replaced; nanoseconds since 1970."""
+
+
+def mark(path: str) -> Mark | None:
+    """The mark of a folder; None if it cannot be had."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return Mark(found.st_dev, found.st_ino, found.st_mtime_ns)
 
 
 def text(path: str) -> str | None:

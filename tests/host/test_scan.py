@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -299,6 +300,48 @@ def test_accel_nodes_have_links_too(host: Host) -> None:
     assert link in gpu(host).links
 
 
+def test_links_that_cannot_have_changed_are_not_read_again(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look at one of 512 GPUs must not read the links of all; a change is seen all the same."""
+    scope = Scope(addresses=frozenset({Address(GPU)}))
+    folder = host.root / "dev/dri/by-path"
+    os.utime(folder, (1, 1))
+    scanner = host.scanner()
+    before = scanner.scan(EVERYTHING, Inventory())
+    listed: list[str] = []
+
+    def names(path: str) -> list[str] | None:
+        listed.append(path)
+        return real_names(path)
+
+    real_names = sysfs.names
+    monkeypatch.setattr("agent.host.sysfs.names", names)
+    assert scanner.scan(scope, before) == before
+    assert str(folder) not in listed
+    # As udev does it: beside, then in place of the old one.
+    host.link("dev/dri/by-path/.#new", "dev/dri/card9")
+    (folder / ".#new").rename(folder / f"pci-{GPU}-card")
+    after = scanner.scan(scope, before)
+    assert str(folder) in listed
+    assert after == look(host)
+    assert len(after.functions[Address(GPU)].links) == 1
+
+
+def test_a_folder_of_links_that_changed_just_now_is_read_again(host: Host) -> None:
+    """Two changes within one tick of the clock leave one time."""
+    scanner = host.scanner()
+    folder = host.root / "dev/dri/by-path"
+    stamp = (time.time() + 3600,) * 2  # an hour ahead: new for as long as this test can take
+    os.utime(folder, stamp)
+    before = scanner.scan(EVERYTHING, Inventory())
+    host.unlink(f"dev/dri/by-path/pci-{GPU}-card")
+    os.utime(folder, stamp)
+    after = scanner.scan(Scope(addresses=frozenset({Address(GPU)})), before)
+    assert after == look(host)
+    assert len(after.functions[Address(GPU)].links) == 1
+
+
 # --- around the functions -------------------------------------------------------------------------
 
 
@@ -397,6 +440,30 @@ def test_a_proc_that_is_none_is_no_devtmpfs(host: Host, put: Callable[[Path], No
 @pytest.mark.parametrize("mounts", ["", "\x00\udcff", " - ", "1 2 3 4 - devtmpfs"])
 def test_a_list_of_mounts_that_says_nothing_is_no_devtmpfs(mounts: str) -> None:
     assert file_system(mounts, "/dev") is None
+
+
+def test_nothing_is_opened_that_a_lock_could_hold_back(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hung unbind holds the device's lock, and whoever reads driver_override waits for ever."""
+    for name in ("driver_override", "sriov_numvfs", "config", "uevent", "power_state", "reset"):
+        os.mkfifo(host.sys(GPU, name))
+    opened: set[str] = set()
+    real_open = os.open
+
+    def spy(path: str, flags: int, *, dir_fd: int | None = None) -> int:
+        if dir_fd is not None:  # what is in the folder of a function
+            opened.add(path)
+        return real_open(path, flags, dir_fd=dir_fd)
+
+    monkeypatch.setattr("agent.host.sysfs.os.open", spy)
+    assert GPU in look(host).functions
+    assert opened == {
+        *("vendor", "device", "class", "subsystem_vendor", "subsystem_device", "revision"),
+        *("boot_vga", "numa_node"),
+        *("drm", "drm/card0/dev", "drm/card0/uevent", "drm/renderD128/dev"),
+        "drm/renderD128/uevent",
+    }
 
 
 def test_this_machine_can_be_looked_at() -> None:
