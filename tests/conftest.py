@@ -40,7 +40,7 @@ hypothesis.settings.load_profile("ci" if IN_CI else "home")
 
 # Programs by marker. Containers run in namespaces that the test makes: `podman` includes `netns`.
 PROGRAMS = {
-    "guest": ("qemu-system-x86_64", "qemu-img", "debootstrap", "mkfs.ext4"),
+    "guest": ("qemu-system-x86_64", "qemu-img", "mmdebstrap", "mkfs.ext4"),
     "netns": ("unshare", "mount"),
     "podman": ("unshare", "mount", "podman", "crun", "busybox"),
     "prometheus": ("prometheus", "promtool"),

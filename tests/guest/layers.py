@@ -1,0 +1,94 @@
+"""What is made from the image, and when: a disk with the agent installed, frozen guests of it.
+
+    image ── copy, install ──▶ installed ── boot with a topology ──▶ frozen (one for each topology)
+
+The agent is installed by the commands that the README gives, run as root in the image's tree: on
+this machine's processor they take seconds, under emulation minutes. What they cannot do there, to
+start the unit, the next boot does: a frozen guest has booted with the unit enabled, and its journal
+tells how that went.
+"""
+
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+from tests.guest import bundle, settings
+from tests.guest import image as images
+from tests.guest.cache import Cache, key_of
+from tests.guest.image import Image
+from tests.guest.rig import Guest
+from tests.guest.topology import Topology
+
+BUNDLE: Final = "root/cdi-agent"
+"""Where a user would have unpacked what `bundle` holds, and runs the README's commands."""
+
+_INSTALL: Final = f"""
+set -eu
+cd /{BUNDLE}
+# No systemd runs in here: systemctl leaves to the boot what only a running one can do.
+export SYSTEMD_OFFLINE=1
+# A host without a network: pip looks into a folder instead.
+export PIP_NO_INDEX=1 PIP_FIND_LINKS=/{BUNDLE}/wheels PIP_DISABLE_PIP_VERSION_CHECK=1
+sh install.sh
+install -D -m 0644 config.yaml /etc/cdi-agent/config.yaml
+systemctl enable cdi-agent
+"""
+
+_SIZE: Final = "2500M"  # of the file system; the file is sparse
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """A disk to boot from, with the agent installed; nothing ever writes to it."""
+
+    image: Image
+    disk: Path
+
+
+def installed(cache: Cache) -> Installed:
+    """The disk, made if the image, the agent or its installation changed (twenty seconds)."""
+    image = images.get(cache)
+    with TemporaryDirectory(prefix="cdi-agent-bundle-") as name:
+        contents = Path(name) / "cdi-agent"
+        contents.mkdir()
+        key = key_of(image.folder.name, bundle.make(cache, contents), Path(__file__))
+        folder = cache.get("installed", key, lambda target: _install(image, contents, target))
+    return Installed(image, folder / "root.ext4")
+
+
+def frozen(cache: Cache, base: Installed, topology: Topology) -> Path:
+    """The folder of a guest that has booted with this topology; `Guest.resume` takes it."""
+
+    def freeze(target: Path) -> None:
+        overlay = target / "disk.qcow2"
+        with Guest.boot(base.image, topology, base.disk, overlay=overlay) as guest:
+            guest.freeze(target)
+
+    # An overlay names its base by its path: in another place it is another one.
+    key = key_of(str(base.disk), repr(topology), Path(__file__))
+    return cache.get(f"frozen-{topology.name}", key, freeze)
+
+
+def all_frozen(cache: Cache, base: Installed, topologies: tuple[Topology, ...]) -> dict[str, Path]:
+    """Freeze several topologies at once: a boot alone does not fill two processors."""
+    with ThreadPoolExecutor(len(topologies)) as pool:
+        folders = pool.map(lambda topology: frozen(cache, base, topology), topologies)
+        return {topology.name: folder for topology, folder in zip(topologies, folders, strict=True)}
+
+
+def _install(image: Image, contents: Path, target: Path) -> None:
+    mkfs = settings.program("mkfs.ext4")
+    tree = target / "tree"
+    # Not linked: what an installation changes in place would change the image too.
+    settings.run_logged(["cp", "--archive", "--reflink=auto", str(image.tree), str(tree)])
+    shutil.copytree(contents, tree / BUNDLE)
+    # systemd-tmpfiles wants a /proc: in a mount namespace of its own it does not stay.
+    alone = ("unshare", "--mount", f"--mount-proc={tree}/proc")
+    settings.run_logged([*alone, "chroot", str(tree), "sh", "-c", _INSTALL])
+    # No journal: the file is thrown away sooner than it could need one.
+    flags = ("-q", "-F", "-L", "root", "-O", "^has_journal", "-E", "lazy_itable_init=0")
+    settings.run_logged([mkfs, *flags, "-d", str(tree), str(target / "root.ext4"), _SIZE])
+    shutil.rmtree(tree)
