@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from agent.host.model import Address
-from agent.simulate.devices import NodeOf, Sysfs
+from agent.simulate.devices import Device, NodeOf, Sysfs
 from agent.simulate.events import Emit, Uevent
 from agent.simulate.hardware import Hardware, Makes, driver_named
 from agent.simulate.machine import VFIO, Features, Machine
@@ -112,16 +112,25 @@ class Kernel:
     def node_paths(self, address: str) -> tuple[str, ...]:
         """The nodes of a function that sysfs lists below it, and its VFIO group's."""
         with self._changed:
-            function = self._function(address)
-            below = f"{function.device.devpath}/"
-            group = f"/devices/virtual/vfio/{function.group}"
-            on_vfio = function.driver is not None and function.driver.vfio
-            return tuple(
-                device.node.path
-                for device in self._sysfs.devices.values()
-                if device.node is not None
-                and (device.devpath.startswith(below) or (on_vfio and device.devpath == group))
-            )
+            return tuple(node.path for _, node in self._nodes_of(address))
+
+    def trigger(self, address: str) -> None:
+        """Repeat the messages about a function's nodes, as ``udevadm trigger`` does."""
+        with self._changed:
+            devpaths = [device.devpath for device, _ in self._nodes_of(address)]
+        for devpath in devpaths:
+            self.write(f"/sys{devpath}/uevent", "change")
+
+    def _nodes_of(self, address: str) -> Iterator[tuple[Device, NodeOf]]:
+        function = self._function(address)
+        below = f"{function.device.devpath}/"
+        group = f"/devices/virtual/vfio/{function.group}"
+        on_vfio = function.driver is not None and function.driver.vfio
+        for device in self._sysfs.devices.values():
+            if device.node is not None and (
+                device.devpath.startswith(below) or (on_vfio and device.devpath == group)
+            ):
+                yield device, device.node
 
     @property
     def functions(self) -> Mapping[Address, str | None]:

@@ -177,6 +177,8 @@ class Store:
             count = int(text, 0)
         except ValueError:
             return errno.EINVAL
+        if count < 0:
+            return errno.EINVAL
         with self._machine.lock(function):
             return self._machine.create_vfs(function, count)
 
