@@ -505,6 +505,24 @@ def test_a_process_out_of_descriptors_does_not_report_missing_devices(
     assert scanner.scan(NOTHING, before) == before
 
 
+def test_what_a_failed_look_has_seen_is_seen_by_the_next(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A link that changed just before is news for the look that succeeds."""
+    scanner = host.scanner()
+    before = scanner.scan(EVERYTHING, Inventory())
+    host.unlink(f"dev/dri/by-path/pci-{GPU}-card")
+
+    def no_memory(_address: Address) -> Function:
+        raise LookError("no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(scanner._functions, "read", no_memory)  # noqa: SLF001 - fails once, and late
+        with pytest.raises(LookError, match="no memory"):
+            scanner.scan(Scope(addresses=frozenset({Address(AUDIO)})), before)
+    assert scanner.scan(NOTHING, before) == look(host) != before
+
+
 def fifo(path: Path) -> None:
     path.unlink()
     os.mkfifo(path)
@@ -513,6 +531,11 @@ def fifo(path: Path) -> None:
 def loop(path: Path) -> None:
     path.unlink()
     path.symlink_to(path.name)
+
+
+def elsewhere(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/proc/sys/kernel/ostype")
 
 
 def folder(path: Path) -> None:
@@ -542,6 +565,7 @@ def text(content: bytes) -> Callable[[Path], None]:
         pytest.param("class", gone, "it has no class", id="gone"),
         pytest.param("vendor", fifo, "vendor makes no sense: ''", id="fifo"),
         pytest.param("revision", loop, "revision: Too many levels", id="loop"),
+        pytest.param("revision", elsewhere, "revision: Too many levels", id="link"),
         pytest.param("numa_node", text(b"many"), "numa_node makes no sense: 'many'", id="word"),
         pytest.param("boot_vga", folder, "boot_vga: Is a directory", id="folder"),
         pytest.param("driver", text(b"xe"), "driver is not a link", id="driver"),
