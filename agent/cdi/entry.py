@@ -48,7 +48,7 @@ def shared_paths(function: Function, profile: Profile) -> tuple[str, ...]:
     return tuple(node.path for node in profile.shared)
 
 
-@functools.lru_cache(maxsize=16384)
+@functools.lru_cache(maxsize=2048)
 def offer_of(
     function: Function,
     profile: Profile,

@@ -286,11 +286,11 @@ def ordered(profiles: Iterable[Profile]) -> tuple[Profile, ...]:
     )
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=2)
 def matcher(profiles: tuple[Profile, ...]) -> Callable[[Function], tuple[Profile, ...]]:
     """Give the function that tells the profiles of a function, and remembers what it told."""
 
-    @functools.lru_cache(maxsize=16384)
+    @functools.lru_cache(maxsize=4096)
     def profiles_of(function: Function) -> tuple[Profile, ...]:
         found: list[Profile] = []
         taken: set[NodeRole] = set()

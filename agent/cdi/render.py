@@ -31,7 +31,7 @@ Value = str | int | Sequence["Value"] | Mapping[str, "Value"]
 _NATURAL: Final = re.compile(r"(\d+)")
 
 
-@functools.lru_cache(maxsize=16384)
+@functools.lru_cache(maxsize=4096)
 def natural(name: str) -> tuple[tuple[int, int | str], ...]:
     """Order names as people do: ``card2`` before ``card10``."""
     return tuple(
@@ -134,7 +134,7 @@ def _without_empty(**content: Value | None) -> dict[str, Value]:
 # --- YAML -----------------------------------------------------------------------------------------
 
 
-@functools.lru_cache(maxsize=4096)
+@rules.remembered
 def _entry(device: Device) -> str:
     lines = [f"  - name: {_scalar(device.name)}\n"]
     lines += _annotations(dict(sorted(device.annotations)), "    ")
@@ -147,7 +147,7 @@ def _entry(device: Device) -> str:
     return "".join(lines)
 
 
-@functools.lru_cache(maxsize=8192)
+@functools.lru_cache(maxsize=2048)
 def _node_text(node: DeviceNode) -> str:
     # Apart, because an entry `all` has the nodes of its whole kind and few of them change.
     return "".join(_sequence([_node(node)], "        "))

@@ -10,8 +10,8 @@ A problem is one sentence without the name of the device: whoever reports it kno
 import functools
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, TypeVar
 
 from agent.cdi.spec import ContainerEdits, Device, DeviceNode, Hook, Kind, Mount, Spec
 from agent.errors import SpecError
@@ -58,6 +58,25 @@ _ANNOTATION_PREFIX: Final = re.compile(
 _ANNOTATION_NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?")
 
 
+_Result = TypeVar("_Result")
+
+
+def remembered(function: Callable[[Device], _Result]) -> Callable[[Device], _Result]:
+    """Keep what a function says of the devices of the last passes.
+
+    Of the entries ``all`` only a few are kept: each is as large as its whole kind, and every
+    device that comes or goes makes another one.
+    """
+    of_one = functools.lru_cache(maxsize=2048)(function)
+    of_all = functools.lru_cache(maxsize=8)(function)
+
+    @functools.wraps(function)
+    def recall(device: Device) -> _Result:
+        return of_all(device) if device.name == ALL else of_one(device)
+
+    return recall
+
+
 # --- rules ----------------------------------------------------------------------------------------
 
 
@@ -92,7 +111,7 @@ def is_device_name(name: str) -> bool:
     return _DEVICE_NAME.fullmatch(name) is not None
 
 
-@functools.lru_cache(maxsize=4096)
+@remembered
 def device_problems(device: Device) -> tuple[str, ...]:
     """Say what is wrong with one entry; nothing if a file with it is valid."""
     problems = []
@@ -157,7 +176,7 @@ def _edits_problems(edits: ContainerEdits) -> Iterator[str]:
     yield from _repeated("environment variable", (entry.partition("=")[0] for entry in edits.env))
 
 
-@functools.lru_cache(maxsize=8192)
+@functools.lru_cache(maxsize=2048)
 def _node_problems(node: DeviceNode) -> tuple[str, ...]:
     return tuple(_find_node_problems(node))
 
@@ -270,7 +289,7 @@ def kind_version(kind: Kind) -> str:
     return "0.6.0" if "." in kind.partition("/")[2] else VERSIONS[0]
 
 
-@functools.lru_cache(maxsize=4096)
+@remembered
 def device_version(device: Device) -> str:
     """Tell the lowest version that carries this entry."""
     edits = device.edits
