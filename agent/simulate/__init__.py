@@ -20,6 +20,8 @@ trouble                     ``storm``, ``lose``, ``restore``, ``fail``, ``fail_p
                             ``bind_nothing``, ``hang``, ``heal``
 every moment in between     ``kernel.tree.changed = callback``: called after each single change
 a captured host             `captured.load`
+writes from other processes ``serve.Server``, and ``serve.WRITER`` in place of ``vfio/writer.py``
+scenarios as files          ``scenario.load``, ``scenario.play``, ``stage.SimulatedStage``
 ==========================  ===================================================================
 
 Nothing of it may be called in an event loop (it reads and writes files): use a thread.

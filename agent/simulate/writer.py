@@ -1,0 +1,45 @@
+"""The child that writes to a simulated host: ``vfio/writer.py``, but for who answers the write.
+
+Run as a script, ``python -I -S writer.py SOCKET VERB …``; what follows the socket is what
+``vfio/writer.py`` takes, and what comes out is what that says.
+"""
+
+import array
+import errno
+import os
+import socket
+import sys
+
+FIRST_DESCRIPTOR = 3
+LAST_DESCRIPTOR = 6
+"""Nobody opens more: the lock, and what Python may have open besides."""
+
+
+def write_through(path: str, content: bytes) -> int:
+    """Let the simulated kernel do a write; 0 or an errno, and no return while it does not answer.
+
+    The descriptors of this process go along, so that a lock outlives it as long as the write does.
+    """
+    held = array.array("i", filter(_is_open, range(FIRST_DESCRIPTOR, LAST_DESCRIPTOR)))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        connection.connect(SOCKET)
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, held)] if held else []
+        connection.sendmsg([os.fsencode(path) + b"\0" + content], rights)
+        answer = connection.recv(16)
+    return int(answer) if answer else errno.EIO
+
+
+def _is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    _, SOCKET, *arguments = sys.argv
+    sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(__file__)), "vfio"))
+    import writer  # type: ignore[import-not-found]
+
+    writer.main(arguments, write_through)
