@@ -37,6 +37,8 @@ from agent.simulate import Hold
 from agent.simulate.events import Source, Uevent
 from agent.simulate.kernel import Kernel
 from agent.simulate.nodes import make_real
+from agent.simulate.scenario import Act, Scenario, load
+from agent.simulate.stage import SimulatedStage
 from tests.netns.netlink import KernelSender, Properties, UdevSender, body
 
 SPECS: Final = "/run/cdi"
@@ -92,6 +94,10 @@ class Watch:
         if self._fd < 0 or libc.inotify_add_watch(self._fd, directory.encode(), mask) < 0:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
+    def fileno(self) -> int:
+        """What becomes readable when something happens."""
+        return self._fd
+
     def since(self) -> list[Write]:
         """What happened since the last time, in order."""
         writes: list[Write] = []
@@ -142,6 +148,7 @@ class Inside:
         self._agent: subprocess.Popen[bytes] | None = None
         self._reader: subprocess.Popen[str] | None = None
         self._holds: dict[str, Hold] = {}
+        self._scene: tuple[Scenario, SimulatedStage] | None = None
         self._storm_ends: threading.Event | None = None
 
     def _emit(self, event: Uevent) -> None:
@@ -368,6 +375,25 @@ class Inside:
         """End it."""
         assert self._storm_ends is not None
         self._storm_ends.set()
+
+    # --- scenario files ---------------------------------------------------------------------------
+
+    def set_scene(self, path: str) -> dict[str, str]:
+        """Let the host be as it is when a scenario begins; its functions' names, by address."""
+        scenario = load(path)
+        stage = SimulatedStage(self.kernel, scenario.parts)
+        stage.udev(scenario.udev)
+        stage.start(scenario.start)
+        self._scene = scenario, stage
+        return {str(address): name for address, name in stage.names.items()}
+
+    def act(self, number: int) -> None:
+        """Do what one step of the scenario says."""
+        assert self._scene is not None
+        scenario, stage = self._scene
+        step = scenario.steps[number]
+        assert isinstance(step, Act)
+        step.do(stage)
 
     # --- messages that no device sends ------------------------------------------------------------
 

@@ -18,6 +18,8 @@ Value = TypeVar("Value")
 PATIENCE: Final = 15.0
 """Seconds until something that must come about counts as not coming."""
 _PAUSE: Final = 0.01
+_QUIET: Final = 0.15
+_BUSY: Final = ("cdi_agent_passes_total", "cdi_agent_events_total")
 
 
 class UnusableError(Exception):
@@ -127,6 +129,22 @@ class PrivateHost:
         while not expected(value := look()) and time.monotonic() < deadline:
             time.sleep(_PAUSE)
         return value
+
+    def quiet(self) -> None:
+        """Wait until the agent has nothing left to do.
+
+        That is, no message waits and no pass has begun for longer than a device must settle. On a
+        slow machine this may be wrong: then what follows is tested less sharply, and still right.
+        """
+        seen: list[float] = []
+        unchanged_since = deadline = time.monotonic()
+        deadline += PATIENCE
+        while (now := time.monotonic()) < deadline and now - unchanged_since < _QUIET:
+            metrics = self.metrics()
+            busy = [value for name, value in metrics.items() if name.startswith(_BUSY)]
+            if busy != seen or metrics["cdi_agent_queue_length"]:
+                seen, unchanged_since = busy, now
+            time.sleep(_PAUSE)
 
     def metrics(self) -> dict[str, float]:
         """Every sample of the agent's metrics, by name and labels as they are exported."""

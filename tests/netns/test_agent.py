@@ -82,14 +82,6 @@ def test_of_two_gpus_one_goes_to_vfio_and_the_other_stays(host: PrivateHost) -> 
     assert ALL in published(host)
 
 
-def test_a_gpu_without_a_driver_is_not_published(host: PrivateHost) -> None:
-    start(host, A)
-    assert host.kernel.unbind(A.address) == 0
-    becomes(host, {})
-    assert host.kernel.probe(A.address) == 0
-    becomes_true(host)
-
-
 # --- numbers that change --------------------------------------------------------------------------
 
 
@@ -117,39 +109,7 @@ def test_two_gpus_that_swap_their_numbers_are_never_mixed_up(host: PrivateHost) 
     assert (after[A.own], after[B.own]) == (before[B.own], before[A.own])
 
 
-# --- plugging -------------------------------------------------------------------------------------
-
-
-def test_gpus_come_and_go_on_a_host_that_starts_without_any(host: PrivateHost) -> None:
-    start(host)
-    assert host.inside.specs() == {}
-    for _ in range(2):
-        host.kernel.plug(A.hardware)
-        becomes_true(host)
-        host.kernel.plug(B.hardware)
-        becomes_true(host)
-        host.kernel.unplug(A.address)
-        becomes_true(host)
-        host.kernel.unplug(B.address)
-        becomes(host, {})
-
-
-def test_a_gpu_that_is_removed_and_found_again_is_published_again(host: PrivateHost) -> None:
-    start(host, A)
-    before = published(host)
-    assert host.kernel.write(f"/sys/bus/pci/devices/{A.address}/remove", "1") == 0
-    becomes(host, {})
-    assert host.kernel.write("/sys/bus/pci/rescan", "1") == 0
-    becomes(host, before)
-
-
-def test_unloading_a_driver_withdraws_all_its_gpus(host: PrivateHost) -> None:
-    start(host, A, B)
-    before = published(host)
-    assert host.kernel.rmmod("xe") == 0
-    becomes(host, {})
-    assert host.kernel.modprobe("xe") == 0
-    becomes(host, before)
+# --- nodes that come and go ------------------------------------------------------------------------
 
 
 def test_the_firmwares_display_is_not_published_and_takes_no_gpus_place(host: PrivateHost) -> None:
@@ -161,20 +121,6 @@ def test_the_firmwares_display_is_not_published_and_takes_no_gpus_place(host: Pr
     host.kernel.plug(B.hardware)
     becomes_true(host)
     assert "/dev/dri/card0" in published(host)[B.own]
-
-
-def test_virtual_functions_come_and_go_and_leave_all_as_it_was(host: PrivateHost) -> None:
-    start(host, A)
-    before = published(host)
-    assert host.kernel.create_vfs(A.address, 2) == 0
-    host.kernel.plug(B.hardware)
-    seen = host.until(lambda: published(host), lambda now: B.own in now)
-    assert {node for node in seen[ALL] if "card" in node} <= {
-        node for name, nodes in seen.items() if name != ALL for node in nodes
-    }
-    assert host.kernel.remove_vfs(A.address) == 0
-    host.kernel.unplug(B.address)
-    becomes(host, before)
 
 
 def test_a_gpu_that_loses_one_node_is_withdrawn_whole(host: PrivateHost) -> None:
