@@ -109,7 +109,7 @@ def test_two_gpus_that_swap_their_numbers_are_never_mixed_up(host: PrivateHost) 
     assert (after[A.own], after[B.own]) == (before[B.own], before[A.own])
 
 
-# --- nodes that come and go ------------------------------------------------------------------------
+# --- nodes that come and go -----------------------------------------------------------------------
 
 
 def test_the_firmwares_display_is_not_published_and_takes_no_gpus_place(host: PrivateHost) -> None:
