@@ -88,7 +88,7 @@ class Watch:
 
     def __init__(self, directory: str) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
-        self._fd = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._fd: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         gone = self._MOVED_FROM | self._DELETE
         mask = self._MOVED_TO | gone | self._CREATE | self._MODIFY
         if self._fd < 0 or libc.inotify_add_watch(self._fd, directory.encode(), mask) < 0:
