@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from agent.cdi import rules
-from agent.cdi.entry import Refusal, offer_of, shared_paths
+from agent.cdi.entry import Refusal, case_of, offer_of
 from agent.cdi.offers import (
     Desired,
     Fingerprint,
@@ -86,7 +86,7 @@ def desired(
             if isinstance(judged, Offer):
                 offers.append(judged)
             else:
-                kind = _kind(function, profile)
+                kind = case_of(function, profile).kind
                 withheld.append(Withheld(function.address, kind, judged.reason, judged.detail))
         if not profiles_of_it:
             withheld.append(situation.unmatched(function))
@@ -113,11 +113,6 @@ def _is_worth_a_word(function: Function) -> bool:
     return is_candidate or any(node.role in _OWN_ROLES for node in function.nodes)
 
 
-def _kind(function: Function, profile: Profile) -> Kind:
-    """The kind in which a function would be published as it is driven now."""
-    return (profile.vfio_kind if function.on_vfio else None) or profile.own_kind
-
-
 def _orphan(orphan: Orphan, profiles: Iterable[Profile]) -> WithheldNode:
     folder = orphan.devpath.split("/")
     for profile in profiles:
@@ -134,10 +129,6 @@ def _orphan(orphan: Orphan, profiles: Iterable[Profile]) -> WithheldNode:
 
 def _place(function: Function) -> tuple[int, str]:
     return address_order(function.address)
-
-
-def _age(version: str) -> int:
-    return rules.VERSIONS.index(version)
 
 
 def _without_doubles(offers: Sequence[Offer]) -> tuple[tuple[Offer, ...], list[Withheld]]:
@@ -217,24 +208,22 @@ class _Situation:
 
     def judge(self, function: Function, profile: Profile) -> Offer | Refusal:
         """Offer what a profile gives of a function, or say why not."""
-        kind = _kind(function, profile)
-        refusal = self._refusal(function, profile)
+        case = case_of(function, profile)
+        refusal = self._refusal(function, profile, on_vfio=case.on_vfio)
         if refusal is not None:
             return refusal
-        wanted = shared_paths(function, profile)
-        shared = tuple(self._inventory.shared.get(path) for path in wanted)
-        offer = offer_of(function, profile, kind, self._name(function, profile, kind), shared)
+        shared = tuple(self._inventory.shared.get(path) for path in case.shared)
+        name = case.name or str(self._index[case.kind, function.address])
+        offer = offer_of(function, profile, name, shared)
         if isinstance(offer, Refusal):
             return offer
         for path, _ in offer.fingerprint.nodes:
-            if path not in wanted and len(self._owners.get(path, ())) > 1:
+            if len(self._owners.get(path, ())) > 1 and path not in case.shared:
                 others = sorted(map(str, self._owners[path] - {function.address}))
                 detail = f"{path} belongs to {', '.join(others)} too"
                 return Refusal(Reason.PATH_CONFLICT, detail)
-        needed = max(rules.device_version(offer.device), rules.kind_version(kind), key=_age)
-        if not rules.fits(needed, self._policy.version):
-            detail = f"its entry needs cdiVersion {needed}; the configuration allows no later than"
-            return Refusal(Reason.VERSION_PIN, f"{detail} {self._policy.version}")
+        if self._policy.version is not None and (refusal := self._too_new(offer)):
+            return refusal
         if function.address in self._holds:
             return dataclasses.replace(offer, in_all=False)
         return offer
@@ -250,7 +239,17 @@ class _Situation:
             detail = f"no profile recognises {function.pci_id} ({driver}{kind_of})"
         return Withheld(function.address, None, reason, detail)
 
-    def _refusal(self, function: Function, profile: Profile) -> Refusal | None:
+    def _too_new(self, offer: Offer) -> Refusal | None:
+        needed = max(
+            (rules.device_version(offer.device), rules.kind_version(offer.kind)),
+            key=rules.VERSIONS.index,
+        )
+        if rules.fits(needed, self._policy.version):
+            return None
+        detail = f"its entry needs cdiVersion {needed}; the configuration allows no later than"
+        return Refusal(Reason.VERSION_PIN, f"{detail} {self._policy.version}")
+
+    def _refusal(self, function: Function, profile: Profile, *, on_vfio: bool) -> Refusal | None:
         """Why a function is withheld whatever its nodes are."""
         if self._is_ignored(function):
             return Refusal(Reason.IGNORED, "the configuration says so")
@@ -265,7 +264,7 @@ class _Situation:
             return Refusal(
                 Reason.POLICY, f"it is a PF with VFs: profile {profile.name} takes those"
             )
-        return self._unviable(function) if function.on_vfio else None
+        return self._unviable(function) if on_vfio else None
 
     def _held(self, function: Function) -> Refusal | None:
         """What a claim has against it: done, it is published again in the claim's mode."""
@@ -299,16 +298,6 @@ class _Situation:
             return None
         detail = f"in its IOMMU group {function.iommu_group} a driver of the host has"
         return Refusal(Reason.GROUP_NOT_VIABLE, f"{detail} {', '.join(in_the_way)}")
-
-    def _name(self, function: Function, profile: Profile, kind: Kind) -> str:
-        if profile.naming is Naming.ADDRESS:
-            return function.address
-        if profile.naming is Naming.INDEX:
-            return str(self._index[kind, function.address])
-        first = function.nodes_of(*(nodes.role for nodes in profile.nodes))
-        if profile.naming is Naming.CARD and first and not function.on_vfio:
-            return first[0].name
-        return f"{function.address.replace(':', '-').replace('.', '-')}-0x{function.device:04x}"
 
 
 # --- specs ----------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Final
 
 from agent.cdi import rules
 from agent.cdi.offers import Fingerprint, Offer, Reason
-from agent.cdi.profile import Access, Backend, Profile, knows
+from agent.cdi.profile import Access, Backend, Naming, Profile, knows
 from agent.cdi.spec import ContainerEdits, Device, Kind, Mount
 from agent.host.model import Function, Node, NodeRole, NodeState
 
@@ -41,39 +41,72 @@ class Refusal:
     """One sentence for people."""
 
 
-def shared_paths(function: Function, profile: Profile) -> tuple[str, ...]:
-    """Paths of the nodes of no single function that an entry may give."""
-    if function.on_vfio:
-        return (VFIO_CONTAINER, IOMMUFD)
-    return tuple(node.path for node in profile.shared)
+@dataclasses.dataclass(frozen=True, slots=True)
+class Case:
+    """What is clear of a function and a profile before its nodes are looked at."""
+
+    on_vfio: bool
+    kind: Kind
+    """The kind in which it would be published as it is driven now."""
+    name: str | None
+    """What it is called there; None if that is its place among others."""
+    shared: tuple[str, ...]
+    """Paths of the nodes of no single function that its entry may give."""
+
+
+@functools.lru_cache(maxsize=2048)
+def case_of(function: Function, profile: Profile) -> Case:
+    """Tell what a profile would make of a function."""
+    on_vfio = function.on_vfio
+    return Case(
+        on_vfio=on_vfio,
+        kind=(profile.vfio_kind if on_vfio else None) or profile.own_kind,
+        name=_name(function, profile, on_vfio=on_vfio),
+        shared=(VFIO_CONTAINER, IOMMUFD) if on_vfio else tuple(n.path for n in profile.shared),
+    )
+
+
+def _name(function: Function, profile: Profile, *, on_vfio: bool) -> str | None:
+    match profile.naming:
+        case Naming.INDEX:
+            return None
+        case Naming.ADDRESS:
+            return function.address
+        case Naming.CARD if not on_vfio and (
+            nodes := function.nodes_of(*(each.role for each in profile.nodes))
+        ):
+            return nodes[0].name
+        case _:
+            place = function.address.replace(":", "-").replace(".", "-")
+            return f"{place}-0x{function.device:04x}"
 
 
 @functools.lru_cache(maxsize=2048)
 def offer_of(
     function: Function,
     profile: Profile,
-    kind: Kind,
     name: str,
     shared: tuple[Node | None, ...],
 ) -> Offer | Refusal:
     """Offer a function by its own facts and the shared nodes, or say why not.
 
     Args:
-        shared: The nodes at the paths that ``shared_paths`` gives, in its order.
+        shared: The nodes at the paths of its ``Case``, in that order.
     """
-    given = (_on_vfio if function.on_vfio else _on_own_driver)(function, profile, shared)
+    case = case_of(function, profile)
+    given = (_on_vfio if case.on_vfio else _on_own_driver)(function, profile, shared)
     if isinstance(given, Refusal):
         return given
     nodes = tuple(node for node, _ in given)
     device_nodes = tuple(access.to_node(node.path) for node, access in given)
     edits = ContainerEdits(device_nodes)
-    if not function.on_vfio:
+    if not case.on_vfio:
         edits = profile.edits(device_nodes, _mounts(function, nodes) if profile.links else ())
     device = Device(name, edits, profile.sorted_annotations)
     if problems := rules.device_problems(device):
         return Refusal(Reason.INVALID, "; ".join(problems))
     return Offer(
-        kind=kind,
+        kind=case.kind,
         address=function.address,
         device=device,
         fingerprint=Fingerprint(
@@ -82,7 +115,7 @@ def offer_of(
             nodes=tuple((node.path, node.number) for node in sorted(nodes, key=_path)),
         ),
         unsettled=tuple(node for node in nodes if not node.settled),
-        in_all=not function.on_vfio and not function.is_vf,
+        in_all=not case.on_vfio and not function.is_vf,
     )
 
 
