@@ -7,21 +7,20 @@ written (the PCIe root from the path, a modalias from the ids), and what is usua
 a bridge takes one line.
 
 Reading is strict: an unknown key, a wrong type, a key given twice or a host that cannot exist is
-a ``CaptureError`` that names the key. Every scalar is read as text and then as its field's type,
-because YAML 1.1 takes an unquoted ``226:0`` or ``0000:03:00.0`` for a number to the base 60.
-Aliases are refused and depth is bounded, so no small file becomes a large one.
+a ``CaptureError`` that names the line and the key.
 """
 
 import os
 import re
 import stat
 from collections.abc import Iterable, Iterator
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import msgspec
 import yaml
 
 from agent.errors import CaptureError
+from agent.host import captured_text
 from agent.host.model import (
     ADDRESS_PATTERN,
     Address,
@@ -40,7 +39,6 @@ from agent.host.model import (
 VERSION: Final = 1
 MAX_BYTES: Final = 8 * 2**20
 """A host with 512 GPUs takes about 200 KiB."""
-_MAX_DEPTH: Final = 12
 
 _AddressText = Annotated[str, msgspec.Meta(pattern=rf"\A{ADDRESS_PATTERN.pattern}\Z")]
 _IdText = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{4}:[0-9a-f]{4}\Z")]
@@ -335,16 +333,10 @@ def parse(text: str, *, origin: str = "capture") -> Capture:
         CaptureError: It does not have the form of a capture; the sentence names the key.
     """
     try:
-        _refuse_growth(text)
-        root = yaml.compose(text, Loader=yaml.CBaseLoader)
-        data = _plain(root)
-    except _Fault as fault:
-        raise CaptureError(f"{origin}:{fault.line}: {fault}") from None
-    except yaml.MarkedYAMLError as error:
-        line = "" if error.problem_mark is None else f":{error.problem_mark.line + 1}"
-        raise CaptureError(f"{origin}{line}: {error.problem}") from error
-    except (yaml.YAMLError, UnicodeError) as error:  # of characters, which have no line
-        raise CaptureError(f"{origin}: {' '.join(str(error).split())}") from error
+        data, lines = captured_text.read(text)
+    except captured_text.TextError as error:
+        where = origin if error.line is None else f"{origin}:{error.line}"
+        raise CaptureError(f"{where}: {error}") from error
     version = data.get("version") if isinstance(data, dict) else None
     if version != str(VERSION):
         found = "has none" if version is None else f"has {str(version)[:20]!r}"
@@ -359,66 +351,13 @@ def parse(text: str, *, origin: str = "capture") -> Capture:
         problem, _, key = str(error).partition(" - at `$")
         key = key.strip(".`")
         unknown = re.search(r"unknown field `(.*)`", problem, re.DOTALL)
-        place = _line_of(root, f"{key}.{unknown[1]}" if unknown else key)
-        raise CaptureError(f"{origin}:{place}: {key}{': ' if key else ''}{problem}") from error
+        place = f"{key}.{unknown[1]}".lstrip(".") if unknown else key
+        raise CaptureError(
+            f"{origin}:{lines.get(place, 1)}: {key}{': ' if key else ''}{problem}"
+        ) from error
     for where, problem in _impossible(captured):
         raise CaptureError(f"{origin}: {where}: {problem}")
     return captured
-
-
-class _Fault(Exception):  # noqa: N818 - never leaves this module
-    """What is wrong with the text, and in which line."""
-
-    def __init__(self, problem: str, place: yaml.Event | yaml.Node) -> None:
-        super().__init__(problem)
-        self.line = 1 if place.start_mark is None else place.start_mark.line + 1
-
-
-def _refuse_growth(text: str) -> None:
-    """Refuse, event by event, what would be larger or deeper in memory than in the file."""
-    depth = 0
-    for event in yaml.parse(text, Loader=yaml.CBaseLoader):
-        if isinstance(event, yaml.AliasEvent):
-            raise _Fault("aliases have no place in a captured host", event)
-        if isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
-            if depth > _MAX_DEPTH:
-                raise _Fault("nested too deeply for a captured host", event)
-        elif isinstance(event, yaml.CollectionEndEvent):
-            depth -= 1
-
-
-def _plain(node: yaml.Node | None) -> Any:  # noqa: ANN401 - what YAML holds, until it has a type
-    """Turn YAML's nodes into lists, mappings and text, refusing a key that is given twice."""
-    match node:
-        case yaml.MappingNode():
-            mapping: dict[str, Any] = {}
-            for key, value in node.value:
-                if not isinstance(key, yaml.ScalarNode):
-                    raise _Fault("a key is a word", key)
-                if key.value in mapping:
-                    raise _Fault(f"{key.value!r} is given twice", key)
-                mapping[key.value] = _plain(value)
-            return mapping
-        case yaml.SequenceNode():
-            return [_plain(item) for item in node.value]
-        case yaml.ScalarNode():
-            return node.value
-        case _:
-            return None
-
-
-def _line_of(root: yaml.Node | None, key: str) -> int:
-    """The line of ``functions[0].id`` in the file, or of as much of it as there is."""
-    node, place = root, root
-    for word, index in re.findall(r"([^.\[\]]+)|\[([0-9]+)\]", key):
-        if word and isinstance(node, yaml.MappingNode):
-            pairs = [pair for pair in node.value if pair[0].value == word]
-            if pairs:
-                place, node = pairs[0]
-        elif index and isinstance(node, yaml.SequenceNode):
-            place = node = node.value[int(index)]
-    return 1 if place is None else place.start_mark.line + 1
 
 
 def _impossible(captured: Capture) -> Iterator[tuple[str, str]]:

@@ -70,7 +70,7 @@ names = st.one_of(
         st.characters(exclude_characters="/\x00", exclude_categories=["Cs", "Cc"]),
         min_size=1,
         max_size=12,
-    ),
+    ).filter(lambda name: name not in {".", ".."}),
 )
 numbers = st.builds(DeviceNumber, st.integers(0, 4095), st.integers(0, 2**20 - 1))
 nodes = st.builds(
