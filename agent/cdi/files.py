@@ -29,10 +29,12 @@ class SpecFile:
     spec: Spec | None
     """What it says; None if that cannot be read, in which case it publishes nothing usable."""
 
-    @property
-    def devices(self) -> Mapping[str, Device]:
-        """Its entries by name, ``all`` included."""
-        return {} if self.spec is None else {device.name: device for device in self.spec.devices}
+    devices: Mapping[str, Device] = dataclasses.field(init=False, repr=False, compare=False)
+    """Its entries by name, ``all`` included; empty if it says nothing."""
+
+    def __post_init__(self) -> None:
+        devices = () if self.spec is None else self.spec.devices
+        object.__setattr__(self, "devices", {device.name: device for device in devices})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

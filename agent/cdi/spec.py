@@ -81,6 +81,12 @@ class Device:
     name: str
     edits: ContainerEdits
     annotations: tuple[tuple[str, str], ...] = ()
+    paths: frozenset[str] = dataclasses.field(init=False, repr=False, compare=False)
+    """The nodes of the host that it gives, by path."""
+
+    def __post_init__(self) -> None:
+        nodes = self.edits.device_nodes
+        object.__setattr__(self, "paths", frozenset(n.host_path or n.path for n in nodes))
 
     def __hash__(self) -> int:
         """By name alone, as with ``DeviceNode``."""

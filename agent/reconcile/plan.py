@@ -122,7 +122,7 @@ def lost_paths(file: SpecFile | None, target: Spec | None) -> frozenset[str]:
     wanted = {} if target is None else {device.name: device for device in target.devices}
     return frozenset().union(
         *(
-            _paths(device) - (_paths(wanted[name]) if name in wanted else frozenset())
+            device.paths - (wanted[name].paths if name in wanted else frozenset())
             for name, device in file.devices.items()
         ),
     )
@@ -130,7 +130,7 @@ def lost_paths(file: SpecFile | None, target: Spec | None) -> frozenset[str]:
 
 def node_paths(file: SpecFile) -> frozenset[str]:
     """The node paths that a file gives, whatever device it gives them to."""
-    return frozenset().union(*map(_paths, file.devices.values()))
+    return frozenset().union(*(device.paths for device in file.devices.values()))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -196,10 +196,6 @@ def _content(action: Action) -> bytes | None:
     return action.content if isinstance(action, WriteSpec) else None
 
 
-def _paths(device: Device) -> frozenset[str]:
-    return frozenset(node.host_path or node.path for node in device.edits.device_nodes)
-
-
 def _remember(
     desired: Desired,
     disk: Disk,
@@ -232,7 +228,7 @@ def _remember(
 
 
 def _judge(situation: _Situation, stuck: frozenset[str]) -> tuple[_Verdict, ...]:
-    users = Counter(path for o in situation.desired.offers for path in _paths(o.device))
+    users = Counter(path for o in situation.desired.offers for path in o.device.paths)
     stuck = frozenset(path for path in stuck if users[path] <= 1)  # a shared node stays true
     foreign = {
         (file.kind, name): file.path
@@ -256,7 +252,7 @@ def _judge(situation: _Situation, stuck: frozenset[str]) -> tuple[_Verdict, ...]
                 else f"{other} defines {offer.kind}={offer.device.name} too",
                 adopt=in_the_way if situation.layout.adopt and verdict.publish else None,
             )
-        elif verdict.publish and not verdict.stays and _paths(offer.device) & stuck:
+        elif verdict.publish and not verdict.stays and offer.device.paths & stuck:
             verdict = _Verdict(
                 offer,
                 reason=Reason.BLOCKED,
@@ -270,7 +266,7 @@ def _readiness(situation: _Situation, offer: Offer) -> _Verdict:
     timing, now = situation.timing, situation.now
     track = situation.memory.tracks[offer.kind, offer.address]
     entry = situation.entry_on_disk(offer)
-    same = entry is not None and _paths(entry) == _paths(offer.device)
+    same = entry is not None and entry.paths == offer.device.paths
     if same and track.trusted:
         return _Verdict(offer, stays=True)
     waiting = [
@@ -382,7 +378,7 @@ def _offered_elsewhere(situation: _Situation, before: Mapping[str, Device]) -> f
     found: set[str] = set()
     for offer in situation.desired.offers:
         entry = before.get(offer.device.name)
-        found |= _paths(offer.device) - (frozenset() if entry is None else _paths(entry))
+        found |= offer.device.paths - (frozenset() if entry is None else entry.paths)
     return frozenset(found)
 
 
