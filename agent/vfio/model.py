@@ -365,6 +365,8 @@ class Inspection:
     """Only of functions whose override could be read."""
     holders: tuple[Holder, ...] = ()
     holders_known: bool = False
+    blind: tuple[str, ...] = ()
+    """Why not all holders are known."""
     managed: tuple[tuple[Address, str], ...] = ()
     """Functions that driverctl or libvirt manages, and which of them."""
     unavailable: tuple[tuple[str, str], ...] = ()

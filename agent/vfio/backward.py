@@ -1,0 +1,291 @@
+"""The way back: what a claim does in each phase from its failure or release until its end. Pure.
+
+Undoing, releasing, going on after a crash and recovering a stranded function are one way. It
+never stops at the first error: each function goes as far back as it can, and what cannot be
+brought back is remembered as stranded. What is in the way is said to whoever waits, and the claim
+goes on by itself when it has gone.
+"""
+
+import dataclasses
+
+from agent.host.model import Function
+from agent.vfio.checks import find_holders
+from agent.vfio.drive import drive, hung, is_busy, rests
+from agent.vfio.model import Code, Inspection, Move, Problem
+from agent.vfio.moves import Override, goal_back, is_back
+from agent.vfio.problems import problem
+from agent.vfio.state import Claim, FunctionState, Outcome, Phase
+from agent.vfio.turn import Absence, Turn
+
+_BREAKS_DRIVERS = frozenset({Code.CHANGED, Code.HUNG, Code.MOVE_FAILED, Code.NOT_PUBLISHED})
+"""Failures after which a function is left alone for a while: drivers break of being moved on."""
+
+
+def turn_back(turn: Turn, claim: Claim, why: Problem | None) -> Claim:
+    """Let a claim give back what it has.
+
+    Args:
+        why: Why it is undone; None if it is released.
+    """
+    functions = tuple(
+        dataclasses.replace(state, written=(), problem=None, errno=0) for state in claim.functions
+    )
+    record = dataclasses.replace(claim.record, done=False)
+    claim = dataclasses.replace(claim, problem=why, functions=functions, record=record)
+    return turn.enter(claim, Phase.RELEASING if claim.touched else Phase.RESTORING)
+
+
+def releasing(turn: Turn, claim: Claim) -> Claim | None:
+    """The journal has to say that the claim is not in force, and the specs must not have it."""
+    if not turn.is_journalled(claim):
+        if turn.journal_failed(claim):
+            turn.wake(turn.now + turn.deadlines.poll)
+            what = f"the journal could not be written: {turn.seen.journal_problem}"
+            return _hinder(turn, claim, problem(Code.JOURNAL_FAILED, what))
+        return claim
+    published = [each.address for each in claim.moving if turn.is_published(each.address)]
+    if not published:
+        return turn.enter(claim, Phase.FREEING)
+    if turn.overdue(claim, turn.deadlines.withdraw):
+        what = f"the entries of {', '.join(published)} could not be withdrawn from the specs"
+        return _hinder(turn, claim, problem(Code.WITHDRAW_FAILED, what))
+    return claim
+
+
+def freeing(turn: Turn, claim: Claim) -> Claim | None:
+    """Nobody may use what has to be unbound; that is waited for, unless it is forced."""
+    if is_busy(turn, claim):
+        return claim
+    if claim.inspection is None:
+        return _ask(turn, claim, _reachable(turn, claim))
+    obstacle = _in_the_way(turn, claim, claim.inspection)
+    if obstacle is None or claim.force:
+        return turn.enter(_with_overrides(claim, claim.inspection), Phase.RETURNING)
+    if claim.record.recovery:
+        _give_up(turn, claim, obstacle)
+        return None
+    turn.wake(turn.now + turn.deadlines.poll)
+    claim = dataclasses.replace(claim, inspection=None, inspect_at=turn.now + turn.deadlines.poll)
+    return _hinder(turn, claim, obstacle)
+
+
+def returning(turn: Turn, claim: Claim) -> Claim | None:
+    """The functions go back to where they came from, each as far as it can."""
+    claim = drive(turn, claim, goal_back)
+    if not all(rests(turn, each, goal_back(each.origin)) for each in claim.functions):
+        obstacle = hung(turn, claim)
+        return claim if obstacle is None else _hinder(turn, claim, obstacle)
+    if any(each.written and not each.problem and not each.gone for each in claim.moving):
+        return turn.enter(claim, Phase.VERIFYING)
+    return _leave(turn, claim)
+
+
+def verifying(turn: Turn, claim: Claim) -> Claim | None:
+    """Has the override really gone? With it the device could not go back at the next boot of it."""
+    written = [each for each in claim.moving if each.written and not each.problem]
+    if claim.inspection is None:
+        return _ask(turn, claim, written, nodes=False)
+    claim = _with_overrides(claim, claim.inspection)
+    if all(rests(turn, each, goal_back(each.origin)) for each in claim.functions):
+        return _leave(turn, claim)
+    unread = [each for each in written if each.override is None]
+    if not unread:
+        return turn.enter(claim, Phase.RETURNING)
+    if claim.looks < turn.deadlines.tries:
+        turn.wake(turn.now + turn.deadlines.retry)
+        return dataclasses.replace(
+            claim, inspection=None, inspect_at=turn.now + turn.deadlines.retry
+        )
+    return _leave(turn, _give_up_on(claim, unread))
+
+
+def restoring(turn: Turn, claim: Claim) -> Claim | None:
+    """The devices are free; those that were published should be so again before anybody is told."""
+    for state in claim.functions:
+        if not state.origin.published or state.address in turn.strays:
+            continue
+        if turn.find(state.origin) is Absence.GONE or turn.is_published(state.address):
+            continue
+        if not turn.overdue(claim, turn.deadlines.restore):
+            return claim
+    _end(turn, claim)
+    return None
+
+
+def forgetting(turn: Turn, claim: Claim) -> Claim | None:
+    """A lost claim is released: nothing is written, and what we left on its devices is told."""
+    if claim.inspection is None:
+        return _ask(turn, claim, claim.moving, nodes=False)
+    overrides = dict(claim.inspection.overrides)
+    reason = "" if claim.problem is None else claim.problem.sentence
+    strays = []
+    for state in claim.moving:
+        function = turn.find(state.origin)
+        restored = overrides.get(state.address, state.origin.target) == state.origin.override
+        if function is Absence.GONE or (
+            restored and isinstance(function, Function) and is_back(function, state.origin)
+        ):
+            continue
+        what = f"{state.address} is not as it was, and its claim was lost: {reason}"
+        stranded = problem(Code.STRANDED, what, address=state.address)
+        turn.strand(state, stranded)
+        strays.append(stranded)
+    turn.end(
+        dataclasses.replace(claim, problem=None),
+        Outcome.STRANDED if strays else Outcome.FORGOTTEN,
+        strays,
+    )
+    return None
+
+
+# --- recovering -----------------------------------------------------------------------------------
+
+
+def checking_recovery(turn: Turn, claim: Claim) -> Claim | None:
+    """May a stranded function be moved? Nothing has been withdrawn, and it stays a stray so far."""
+    obstacle = hung(turn, claim)
+    if obstacle is not None:
+        return _hinder(turn, claim, obstacle)
+    if claim.inspection is None:
+        return _ask(turn, claim, claim.functions)
+    obstacle = _in_the_way(turn, claim, claim.inspection)
+    problems = () if obstacle is None or claim.force else (obstacle,)
+    if claim.dry_run:
+        for waiter in claim.waiters:
+            turn.answer(waiter.ticket, claim.id, *problems, moves=_moves(turn, claim))
+        return None
+    if problems:
+        _give_up(turn, claim, problems[0])
+        return None
+    for state in claim.functions:
+        turn.strays.pop(state.address, None)
+    return turn_back(turn, claim, None)
+
+
+def _moves(turn: Turn, claim: Claim) -> tuple[Move, ...]:
+    found = [(each, turn.find(each.origin)) for each in claim.functions]
+    return tuple(
+        Move(state.address, function.driver, goal_back(state.origin).driver)
+        for state, function in found
+        if isinstance(function, Function) and not is_back(function, state.origin)
+    )
+
+
+def _give_up(turn: Turn, claim: Claim, reason: Problem) -> None:
+    """Leave a function stranded, and say why."""
+    for state in claim.functions:
+        if turn.find(state.origin) is not Absence.GONE:
+            turn.strand(state, reason)
+    turn.end(claim, Outcome.STRANDED, (reason,))
+
+
+# --- looking --------------------------------------------------------------------------------------
+
+
+def _reachable(turn: Turn, claim: Claim) -> list[FunctionState]:
+    """The functions that can be asked: to read of one that hangs would hang too."""
+    return [each for each in claim.moving if each.address not in turn.children]
+
+
+def _ask(
+    turn: Turn,
+    claim: Claim,
+    states: list[FunctionState] | tuple[FunctionState, ...],
+    *,
+    nodes: bool = True,
+) -> Claim:
+    """Have found out what is left on these functions, and who uses them."""
+    if claim.inspecting is not None:
+        return claim
+    if turn.now < claim.inspect_at:
+        turn.wake(claim.inspect_at)
+        return claim
+    drivers = [each.origin.driver for each in states if each.origin.driver and each.origin.known]
+    claim = turn.inspect(claim, (s.address for s in states), drivers if nodes else (), nodes=nodes)
+    return dataclasses.replace(claim, looks=claim.looks + 1)
+
+
+def _in_the_way(turn: Turn, claim: Claim, inspection: Inspection) -> Problem | None:
+    """Who uses what has to be unbound."""
+    bound = []
+    for state in _reachable(turn, claim):
+        function = turn.find(state.origin)
+        if isinstance(function, Function) and not is_back(function, state.origin):
+            if function.virtfns:
+                what = f"{state.address} has VFs, which would vanish"
+                return problem(Code.ACTIVE_VFS, what)
+            bound.append(function.driver)
+    if not any(bound):
+        return None
+    return next(iter(find_holders(inspection)), None)
+
+
+def _with_overrides(claim: Claim, inspection: Inspection) -> Claim:
+    """Believe the overrides that were read, and none that was asked for and could not be."""
+    asked = inspection.effect.addresses
+    overrides = {address: Override(value) for address, value in inspection.overrides}
+    functions = tuple(
+        dataclasses.replace(state, override=overrides.get(state.address))
+        if state.address in asked
+        else state
+        for state in claim.functions
+    )
+    return dataclasses.replace(claim, functions=functions)
+
+
+def _hinder(turn: Turn, claim: Claim, obstacle: Problem) -> Claim:
+    """Say what is in the way, once."""
+    if claim.obstacle == obstacle and not claim.waiters:
+        return claim
+    return turn.hinder(claim, obstacle)
+
+
+# --- ending ---------------------------------------------------------------------------------------
+
+
+def _give_up_on(claim: Claim, states: list[FunctionState]) -> Claim:
+    """Take functions for stranded whose override cannot be read back."""
+    unread = {state.address for state in states}
+    functions = tuple(
+        dataclasses.replace(
+            state,
+            problem=problem(
+                Code.OVERRIDE_UNKNOWN, f"the driver_override of {state.address} cannot be read back"
+            ),
+        )
+        if state.address in unread
+        else state
+        for state in claim.functions
+    )
+    return dataclasses.replace(claim, functions=functions)
+
+
+def _leave(turn: Turn, claim: Claim) -> Claim:
+    """All that could be brought back is back: the journal may forget the claim."""
+    if claim.problem is not None and claim.problem.code in _BREAKS_DRIVERS:
+        until = turn.now + turn.deadlines.cool_down
+        turn.cooling.update((state.address, until) for state in claim.moving)
+    for state in claim.moving:
+        if state.problem is not None and not state.gone:
+            turn.strand(state, state.problem)
+    return turn.enter(claim, Phase.RESTORING)
+
+
+def _end(turn: Turn, claim: Claim) -> None:
+    """Answer everybody: the claim is no more."""
+    strays = tuple(
+        problem(
+            Code.STRANDED,
+            f"{each.address} is stranded: {each.problem.sentence}",
+            address=each.address,
+        )
+        for each in claim.moving
+        if each.problem is not None and each.address in turn.strays
+    )
+    if strays:
+        outcome = Outcome.STRANDED
+    elif claim.problem is None:
+        outcome = Outcome.RELEASED
+    else:
+        outcome = Outcome.UNDONE if claim.touched else Outcome.REFUSED
+    turn.end(claim, outcome, strays)

@@ -1,0 +1,326 @@
+"""What may be wrong with a claim before anything is touched: one function for each check. Pure.
+
+There are two tables. `BY_LOOK` needs nothing but the facts of the latest look, and refuses an
+order at once; `BY_INSPECTION` needs what can block or needs rights to be read, and is asked twice:
+before the devices are withdrawn, and again after, when nobody new can have got hold of them. Each
+check finds all that it has to say, so that a dry run can say everything at once.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from agent.host.model import Address, Function, HoldMode, NodeRole, normalise_driver
+from agent.vfio.group import companions, in_the_way, members
+from agent.vfio.model import ANY_DRIVER, Code, Inspection, Prepare, Problem
+from agent.vfio.moves import has_driver
+from agent.vfio.problems import problem
+from agent.vfio.state import Claims, Rules, Seen
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Chosen:
+    """A function that a claim would hold."""
+
+    function: Function
+    target: str | None
+    """The driver that it would be given; None if it is where it should be."""
+    companion: bool = False
+
+    @property
+    def address(self) -> Address:
+        """Its address."""
+        return self.function.address
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Case:
+    """What is checked, and against what."""
+
+    request: Prepare
+    chosen: tuple[Chosen, ...]
+    claims: Claims
+    seen: Seen
+    rules: Rules
+    now: float
+    inspection: Inspection | None = None
+    own: bool = False
+    """The claim is a live one already: what it has itself is not in its way."""
+
+    @property
+    def moving(self) -> tuple[Chosen, ...]:
+        """The functions that would be moved."""
+        return tuple(each for each in self.chosen if each.target is not None)
+
+    @property
+    def on_vfio(self) -> tuple[Function, ...]:
+        """The functions that would be on VFIO."""
+        if self.request.mode is not HoldMode.VFIO:
+            return ()
+        return tuple(each.function for each in self.chosen)
+
+
+def choose(request: Prepare, seen: Seen, rules: Rules) -> tuple[Chosen, ...]:
+    """The functions that a claim would hold, of those that the host has.
+
+    Those that are asked for come first. For VFIO their companions follow, and what was named: a
+    device that goes to its own driver needs no company.
+    """
+    inventory = seen.inventory
+    known = inventory.functions
+    asked = [known[address] for address in dict.fromkeys(request.devices) if address in known]
+    if request.mode is HoldMode.DRM:
+        return tuple(Chosen(each, _drm_target(request, each)) for each in asked)
+    named = [known[address] for address in request.named if address in known]
+    theirs = [each for each in companions(asked, inventory) if not _is_ignored(each, rules)]
+    along = {each.address: each for each in (*theirs, *named)}
+    return (
+        *(Chosen(each, _vfio_target(request.driver, each, rules)) for each in asked),
+        *(
+            Chosen(each, _vfio_target(None, each, rules), companion=True)
+            for address, each in along.items()
+            if address not in request.devices
+        ),
+    )
+
+
+def _vfio_target(driver: str | None, function: Function, rules: Rules) -> str | None:
+    if function.on_vfio:
+        return None
+    return normalise_driver(driver or rules.vfio_driver(function))
+
+
+def _drm_target(request: Prepare, function: Function) -> str | None:
+    if function.driver is not None and not function.on_vfio:
+        return None
+    return request.driver or ANY_DRIVER
+
+
+def find_by_look(case: Case) -> tuple[Problem, ...]:
+    """Everything that the look alone has against a claim."""
+    return tuple(found for check in BY_LOOK for found in check(case))
+
+
+def find_by_inspection(case: Case) -> tuple[Problem, ...]:
+    """Everything that an inspection has against it."""
+    return tuple(found for check in BY_INSPECTION for found in check(case))
+
+
+# --- what the look says ---------------------------------------------------------------------------
+
+
+def _invalid(case: Case) -> Iterator[Problem]:
+    request = case.request
+    if not request.devices:
+        yield problem(Code.INVALID, "the claim names no device")
+    if request.lease is not None and not request.lease > 0:
+        yield problem(Code.INVALID, f"a lease of {request.lease} seconds has ended already")
+    if request.mode is HoldMode.DRM and request.named:
+        yield problem(Code.INVALID, "a claim in mode drm moves no other function along")
+
+
+def _unknown(case: Case) -> Iterator[Problem]:
+    inventory = case.seen.inventory
+    for address in (*case.request.devices, *case.request.named):
+        function = inventory.functions.get(address)
+        if function is None:
+            reason = inventory.dropped.get(address)
+            what = f"could not be read: {reason}" if reason else "does not exist"
+            yield problem(Code.UNKNOWN_DEVICE, f"{address} {what}")
+        elif function.is_bridge:
+            yield problem(Code.UNKNOWN_DEVICE, f"{address} is a bridge")
+        elif address in case.request.devices:
+            mode = case.request.mode
+            if reason := case.rules.unpublishable(function, mode):
+                what = f"{address} cannot be published in mode {mode}: {reason}"
+                yield problem(Code.UNKNOWN_DEVICE, what)
+
+
+def _ignored(case: Case) -> Iterator[Problem]:
+    for each in case.chosen:
+        if _is_ignored(each.function, case.rules):
+            yield problem(Code.IGNORED, f"the configuration ignores {each.address}")
+
+
+def _claimed(case: Case) -> Iterator[Problem]:
+    for each in case.chosen:
+        claim = case.claims.claim_of(each.address)
+        if claim is not None and not (case.own and claim.id == case.request.id):
+            client = claim.record.request.client
+            by = f"claim {claim.id}" + (f" of {client}" if client else "")
+            yield problem(Code.CLAIMED, f"{each.address} is held by {by}, which is {claim.phase}")
+
+
+def _stranded(case: Case) -> Iterator[Problem]:
+    for each in case.moving:
+        stray = case.claims.strays.get(each.address)
+        if stray is not None:
+            what = f"{each.address} is stranded: {stray.problem.sentence}"
+            yield problem(Code.STRANDED, what, address=each.address)
+
+
+def _hung(case: Case) -> Iterator[Problem]:
+    for each in case.chosen:
+        child = case.claims.children.get(each.address)
+        if child is not None:
+            step = child.write.step
+            what = f"process {child.pid} hangs in a write ({step}) to {each.address}"
+            yield problem(Code.HUNG, what)
+
+
+def _cooling_down(case: Case) -> Iterator[Problem]:
+    for each in case.moving:
+        until = case.claims.cooling.get(each.address, case.now)
+        if until > case.now:
+            seconds = f"{until - case.now:.0f} more seconds"
+            what = f"{each.address} could not be moved a moment ago and is left alone for"
+            yield problem(Code.COOLING_DOWN, f"{what} {seconds}")
+
+
+def _paused(case: Case) -> Iterator[Problem]:
+    if case.rules.paused and case.moving:
+        yield problem(Code.PAUSED, "moving devices is paused")
+
+
+def _not_viable(case: Case) -> Iterator[Problem]:
+    for other in in_the_way(case.on_vfio, case.seen.inventory):
+        what = f"{other.address} of IOMMU group {other.iommu_group} is on {other.driver}"
+        yield problem(Code.GROUP_NOT_VIABLE, f"{what} and does not belong to the claimed devices")
+
+
+def _not_in_group(case: Case) -> Iterator[Problem]:
+    inventory = case.seen.inventory
+    asked = [each.function for each in case.chosen if each.address in case.request.devices]
+    together = {other.address for each in asked for other in members(each, inventory)}
+    for address in case.request.named:
+        if address in inventory.functions and address not in together:
+            what = f"{address} is in no IOMMU group of the claimed devices"
+            yield problem(Code.NOT_IN_GROUP, what)
+
+
+def _active_vfs(case: Case) -> Iterator[Problem]:
+    for each in case.moving:
+        count = len(each.function.virtfns)
+        if count:
+            what = f"{each.address} has {count} VF{'s' * (count > 1)}, which would vanish"
+            yield problem(Code.ACTIVE_VFS, what)
+
+
+def _boot_display(case: Case) -> Iterator[Problem]:
+    if case.request.force or case.request.mode is not HoldMode.VFIO:
+        return
+    for each in case.moving:
+        if each.function.boot_vga and each.function.driver is not None:
+            yield problem(Code.BOOT_DISPLAY, f"{each.address} shows this host's console")
+
+
+def _foreign_binding(case: Case) -> Iterator[Problem]:
+    request = case.request
+    for each in case.chosen:
+        driver = each.function.driver
+        if not each.function.on_vfio or each.companion:
+            continue
+        if request.mode is HoldMode.DRM and not request.from_vfio:
+            what = f"{each.address} is on {driver}, and this agent did not put it there"
+            yield problem(Code.FOREIGN_BINDING, what)
+        elif request.mode is HoldMode.VFIO and not has_driver(
+            each.function, request.driver or driver
+        ):
+            what = f"somebody else put {each.address} on {driver}, not on {request.driver}"
+            yield problem(Code.FOREIGN_BINDING, f"{what}, and it is not moved from there")
+
+
+# --- what an inspection says ----------------------------------------------------------------------
+
+
+def _no_iommu(case: Case) -> Iterator[Problem]:
+    if case.inspection is None:
+        return
+    for function in case.on_vfio:
+        nodes = function.nodes_of(NodeRole.VFIO_GROUP)
+        without = any(node.name.startswith("noiommu-") for node in nodes)
+        if without or (function.iommu_group is None and case.inspection.noiommu):
+            if not case.rules.allow_no_iommu:
+                what = f"{function.address} has no IOMMU: who is given it can write to all memory"
+                yield problem(Code.NO_IOMMU_MODE, what)
+        elif function.iommu_group is None:
+            where = "this host has no IOMMU group"
+            if case.seen.inventory.environment.iommu:
+                where = "it is in no IOMMU group"
+            what = f"{function.address} cannot be given to VFIO: {where}"
+            yield problem(Code.IOMMU_OFF, what)
+
+
+def _unavailable(case: Case) -> Iterator[Problem]:
+    if case.inspection is not None:
+        for driver, reason in case.inspection.unavailable:
+            what = f"the driver {driver} is not available: {reason}"
+            yield problem(Code.DRIVER_UNAVAILABLE, what)
+
+
+def _managed(case: Case) -> Iterator[Problem]:
+    if case.inspection is not None:
+        for address, manager in case.inspection.managed:
+            yield problem(Code.MANAGED, f"{address} is managed by {manager}")
+
+
+def _override_unknown(case: Case) -> Iterator[Problem]:
+    if case.inspection is not None:
+        known = dict(case.inspection.overrides)
+        for each in case.moving:
+            if each.address not in known:
+                what = f"the driver_override of {each.address} could not be read in time"
+                yield problem(Code.OVERRIDE_UNKNOWN, what)
+
+
+def _in_use(case: Case) -> Iterator[Problem]:
+    if case.inspection is not None and case.moving:
+        yield from find_holders(case.inspection)
+
+
+def find_holders(inspection: Inspection) -> tuple[Problem, ...]:
+    """Say who uses the nodes that were inspected."""
+    found = [
+        problem(
+            Code.IN_USE,
+            f"process {holder.pid} ({holder.command}) holds {holder.path} open",
+        )
+        for holder in inspection.holders
+    ]
+    if not inspection.holders_known and inspection.effect.node_paths:
+        nodes = ", ".join(inspection.effect.node_paths)
+        what = f"it cannot be told whether a process holds {nodes} open"
+        found.append(problem(Code.HOLDERS_UNKNOWN, what))
+    return tuple(found)
+
+
+def _is_ignored(function: Function, rules: Rules) -> bool:
+    return not rules.ignore.isdisjoint((function.address, function.pci_id))
+
+
+_Check = Callable[[Case], Iterator[Problem]]
+
+BY_LOOK: Final[Sequence[_Check]] = (
+    _invalid,
+    _unknown,
+    _ignored,
+    _claimed,
+    _stranded,
+    _hung,
+    _cooling_down,
+    _paused,
+    _foreign_binding,
+    _not_in_group,
+    _not_viable,
+    _active_vfs,
+    _boot_display,
+)
+"""In the order in which a person would want to hear of them."""
+
+BY_INSPECTION: Final[Sequence[_Check]] = (
+    _no_iommu,
+    _unavailable,
+    _managed,
+    _override_unknown,
+    _in_use,
+)

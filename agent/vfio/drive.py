@@ -1,0 +1,138 @@
+"""Moving the functions of a claim side by side: one write at a time for each. Pure.
+
+``moves`` says which write is due. Here is decided whether it is made now, later or no more: the
+same write is made a few times with growing delay, and what has arrived is left alone. What a
+write answered is never believed: the look that came after it says what it did.
+"""
+
+import dataclasses
+import errno
+from collections.abc import Callable
+
+from agent.host.model import Function
+from agent.vfio.model import Code, Origin, Problem, Step, Write, Written
+from agent.vfio.moves import CLEAR, Goal, Override, has_driver, is_explained, next_step
+from agent.vfio.problems import problem
+from agent.vfio.state import Claim, FunctionState
+from agent.vfio.turn import Absence, Turn
+
+_STEPS = {
+    Step.OVERRIDE: "driver_override",
+    Step.UNBIND: "unbind",
+    Step.PROBE: "drivers_probe",
+}
+"""The files of sysfs, for people."""
+
+
+def drive(turn: Turn, claim: Claim, goal_of: Callable[[Origin], Goal]) -> Claim:
+    """Give every function of a claim that can take it its next write."""
+    late = turn.overdue(claim, turn.deadlines.move)
+    functions = tuple(
+        _drive(turn, claim, state, goal_of(state.origin), late=late) if state.moves else state
+        for state in claim.functions
+    )
+    return dataclasses.replace(claim, functions=functions)
+
+
+def _drive(
+    turn: Turn, claim: Claim, state: FunctionState, goal: Goal, *, late: bool
+) -> FunctionState:
+    if state.problem or state.writing or state.address in turn.children:
+        return state
+    function = turn.find(state.origin)
+    if function is Absence.GONE:
+        return dataclasses.replace(state, gone=True)
+    if isinstance(function, Function):
+        if not is_explained(function, state.origin):
+            what = f"somebody else put {state.address} on {function.driver}"
+            return dataclasses.replace(state, problem=problem(Code.CHANGED, what))
+        step = next_step(function, goal, state.override)
+        if step is None:
+            return state
+        if turn.may_write(claim, state.address):
+            return _write(turn, state, Write(claim.id, state.address, *step))
+    return _wait(turn, state, late=late)
+
+
+def _wait(turn: Turn, state: FunctionState, *, late: bool) -> FunctionState:
+    """Wait until a function can be read and written to, but not for ever."""
+    if late:
+        what = f"{state.address} could not be moved in {turn.deadlines.move:g} s"
+        return dataclasses.replace(state, problem=problem(Code.MOVE_FAILED, what))
+    turn.wake(turn.now + turn.deadlines.retry)
+    return state
+
+
+def _write(turn: Turn, state: FunctionState, write: Write) -> FunctionState:
+    tries = state.written.count(write)
+    if tries >= turn.deadlines.tries:
+        return dataclasses.replace(state, problem=_exhausted(turn, state, write))
+    if tries and turn.now < state.retry_at:
+        turn.wake(state.retry_at)
+        return state
+    turn.do(write)
+    return dataclasses.replace(state, writing=write, written=(*state.written, write))
+
+
+def _exhausted(turn: Turn, state: FunctionState, write: Write) -> Problem:
+    """Say what was tried in vain."""
+    function = turn.find(state.origin)
+    driver = function.driver if isinstance(function, Function) else None
+    what = f"{_STEPS[write.step]} of {state.address} was written {turn.deadlines.tries} times,"
+    if state.errno:
+        name = errno.errorcode.get(state.errno, str(state.errno))
+        result = f"and the kernel answered {name}"
+    else:
+        result = "which the kernel took without an effect"
+    return problem(Code.MOVE_FAILED, f"{what} {result}; it is on {driver or 'no driver'}")
+
+
+def take_result(turn: Turn, state: FunctionState, result: Written) -> FunctionState:
+    """Take what a write to a function answered."""
+    write = result.effect
+    tries = state.written.count(write)
+    override = state.override
+    if write.step is Step.OVERRIDE:
+        done = not (result.errno or result.hung or result.gone)
+        override = Override(None if write.value == CLEAR else write.value) if done else None
+    return dataclasses.replace(
+        state,
+        writing=None,
+        override=override,
+        errno=result.errno,
+        retry_at=turn.now + turn.deadlines.retry * 2 ** max(0, tries - 1),
+    )
+
+
+def rests(turn: Turn, state: FunctionState, goal: Goal) -> bool:
+    """Whether nothing is left to do for a function: it has arrived, has gone, or was given up."""
+    if not state.moves or state.problem or state.gone:
+        return True
+    if state.writing or state.address in turn.children:
+        return False
+    function = turn.find(state.origin)
+    return (
+        isinstance(function, Function)
+        and has_driver(function, goal.driver)
+        and next_step(function, goal, state.override) is None
+    )
+
+
+def is_busy(turn: Turn, claim: Claim) -> bool:
+    """Whether a write to a function of a claim is on its way and does not hang."""
+    return any(state.writing and state.address not in turn.children for state in claim.functions)
+
+
+def hung(turn: Turn, claim: Claim) -> Problem | None:
+    """Say which writes of a claim hang."""
+    children = [
+        turn.children[each.address] for each in claim.moving if each.address in turn.children
+    ]
+    if not children:
+        return None
+    what = "; ".join(
+        f"process {child.pid or '?'} hangs in a write to {_STEPS[child.write.step]} of"
+        f" {child.write.address}"
+        for child in children
+    )
+    return problem(Code.HUNG, what)

@@ -1,0 +1,240 @@
+"""The way there: what a claim does in each phase until it is in force, and while it is. Pure.
+
+Each function here stands for one phase: it is given a claim that is in it, and returns the claim
+as it is then, perhaps in another phase, or None when it has ended. Before the first write the
+order is: check, journal and withdraw, check again. From the first write on whatever fails turns
+the whole claim back.
+"""
+
+import dataclasses
+
+from agent.host.model import Function, HoldMode
+from agent.vfio.backward import checking_recovery, turn_back
+from agent.vfio.checks import Case, Chosen, find_by_inspection, find_by_look
+from agent.vfio.drive import drive, hung, rests
+from agent.vfio.model import Code, Inspection, Move, Problem
+from agent.vfio.moves import Override, goal_there, has_driver
+from agent.vfio.problems import problem
+from agent.vfio.state import Claim, FunctionState, Outcome, Phase
+from agent.vfio.turn import Absence, Turn
+
+
+def checking(turn: Turn, claim: Claim) -> Claim | None:
+    """May the devices be taken? Nothing has been touched, and the specs do not know of it."""
+    if claim.record.recovery:
+        return checking_recovery(turn, claim)
+    inspection = claim.inspection
+    if inspection is None:
+        return _inspect(turn, claim)
+    problems = _look_again(turn, claim, inspection)
+    if claim.dry_run:
+        _tell(turn, claim, tuple(dict.fromkeys((*claim.findings, *problems))))
+        return None
+    if problems:
+        claim = dataclasses.replace(claim, problem=problems[0])
+        turn.end(claim, Outcome.REFUSED, problems[1:])
+        return None
+    return turn.enter(_with_overrides(claim, inspection), Phase.WITHDRAWING)
+
+
+def withdrawing(turn: Turn, claim: Claim) -> Claim | None:
+    """The journal has to have the claim, and the specs must not have its devices any more."""
+    if not turn.is_journalled(claim):
+        if turn.journal_failed(claim):
+            return turn_back(turn, claim, _journal_failed(turn))
+        return claim
+    if not claim.moving:
+        return turn.enter(claim, Phase.PUBLISHING)
+    published = [each.address for each in claim.moving if turn.is_published(each.address)]
+    if not published:
+        return turn.enter(claim, Phase.GUARDING)
+    if turn.overdue(claim, turn.deadlines.withdraw):
+        what = f"the entries of {', '.join(published)} could not be withdrawn from the specs"
+        return turn_back(turn, claim, problem(Code.WITHDRAW_FAILED, what))
+    return claim
+
+
+def guarding(turn: Turn, claim: Claim) -> Claim | None:
+    """Has somebody got hold of a device before its entry was withdrawn?"""
+    inspection = claim.inspection
+    if inspection is None:
+        return _inspect(turn, claim)
+    problems = _look_again(turn, claim, inspection)
+    overrides = dict(inspection.overrides)
+    for state in claim.moving:
+        if overrides.get(state.address) != state.origin.override:
+            what = f"somebody else changed the driver_override of {state.address}"
+            problems = (*problems, problem(Code.CHANGED, what))
+    if problems:
+        return turn_back(turn, claim, problems[0])
+    claim = dataclasses.replace(claim, touched=True)
+    return turn.enter(_with_overrides(claim, inspection), Phase.MOVING)
+
+
+def moving(turn: Turn, claim: Claim) -> Claim | None:
+    """The functions go to their new driver, side by side."""
+    claim = drive(turn, claim, goal_there)
+    why = _first_problem(turn, claim)
+    if why is not None:
+        return turn_back(turn, claim, why)
+    if all(rests(turn, state, goal_there(state.origin)) for state in claim.functions):
+        return turn.enter(claim, Phase.PUBLISHING)
+    return claim
+
+
+def publishing(turn: Turn, claim: Claim) -> Claim | None:
+    """The entries have to come: then the nodes are there, and udev has dealt with them."""
+    changed = _changed(turn, claim)
+    if changed is not None:
+        return turn_back(turn, claim, changed)
+    asked = claim.record.request.devices
+    missing = [address for address in asked if not turn.is_published(address)]
+    if not missing:
+        names = tuple(
+            name for address in dict.fromkeys(asked) for name in turn.seen.published[address]
+        )
+        record = dataclasses.replace(claim.record, done=True, names=names)
+        return turn.enter(dataclasses.replace(claim, record=record), Phase.CONFIRMING)
+    if turn.overdue(claim, turn.deadlines.publish):
+        reasons = [
+            f"{address} ({turn.seen.withheld.get(address, 'its nodes did not come')})"
+            for address in missing
+        ]
+        what = f"not published in time: {', '.join(reasons)}"
+        return turn_back(turn, claim, problem(Code.NOT_PUBLISHED, what, address=missing[0]))
+    return claim
+
+
+def confirming(turn: Turn, claim: Claim) -> Claim | None:
+    """The journal has to say that the claim is in force: only then may anybody rely on it."""
+    changed = _changed(turn, claim)
+    if changed is not None:
+        return turn_back(turn, claim, changed)
+    if claim.record in turn.seen.saved.claims:
+        return turn.answer_held(turn.enter(claim, Phase.DONE))
+    if turn.journal_failed(claim):
+        return turn_back(turn, claim, _journal_failed(turn))
+    return claim
+
+
+def done(turn: Turn, claim: Claim) -> Claim | None:
+    """In force, as long as nobody else changes what it holds."""
+    changed = _changed(turn, claim)
+    if changed is None:
+        return claim
+    functions = tuple(
+        dataclasses.replace(state, gone=turn.find(state.origin) is Absence.GONE)
+        for state in claim.functions
+    )
+    lost = problem(Code.LOST, changed.sentence, address=claim.functions[0].address)
+    return turn.enter(dataclasses.replace(claim, functions=functions, problem=lost), Phase.LOST)
+
+
+def lost(_turn: Turn, claim: Claim) -> Claim | None:
+    """Nothing is done for a lost claim until it is released."""
+    return claim
+
+
+# --- checks ---------------------------------------------------------------------------------------
+
+
+def _inspect(turn: Turn, claim: Claim) -> Claim:
+    """Ask once for all that the checks need beyond the look."""
+    if claim.inspecting is not None:
+        return claim
+    return turn.inspect(
+        claim,
+        (state.address for state in claim.moving),
+        (state.origin.target for state in claim.moving if state.origin.target),
+    )
+
+
+def _look_again(turn: Turn, claim: Claim, inspection: Inspection) -> tuple[Problem, ...]:
+    """Everything that speaks against a claim for which nothing has been moved yet."""
+    chosen: list[Chosen] = []
+    for state in claim.functions:
+        function = turn.find(state.origin)
+        if not isinstance(function, Function) or function.driver != state.origin.driver:
+            what = f"somebody else changed {state.address} while it was being checked"
+            return (problem(Code.CHANGED, what),)
+        chosen.append(Chosen(function, state.origin.target, state.origin.companion))
+    case = Case(
+        request=claim.record.request,
+        chosen=tuple(chosen),
+        claims=turn.claims,
+        seen=turn.seen,
+        rules=turn.rules,
+        now=turn.now,
+        inspection=inspection,
+        own=not claim.dry_run,
+    )
+    return (*find_by_look(case), *find_by_inspection(case))
+
+
+def _with_overrides(claim: Claim, inspection: Inspection) -> Claim:
+    """Remember the overrides that were read, in the journal's record too."""
+    overrides = dict(inspection.overrides)
+    origins = tuple(
+        dataclasses.replace(origin, override=overrides.get(origin.address))
+        for origin in claim.record.origins
+    )
+    functions = tuple(
+        dataclasses.replace(
+            state,
+            origin=origin,
+            override=Override(origin.override) if origin.address in overrides else None,
+        )
+        for state, origin in zip(claim.functions, origins, strict=True)
+    )
+    record = dataclasses.replace(claim.record, origins=origins)
+    return dataclasses.replace(claim, record=record, functions=functions)
+
+
+def _tell(turn: Turn, claim: Claim, problems: tuple[Problem, ...]) -> None:
+    """Answer a dry run."""
+    moves = tuple(
+        Move(each.address, each.origin.driver, each.origin.target, each.origin.companion)
+        for each in claim.moving
+    )
+    for waiter in claim.waiters:
+        turn.answer(waiter.ticket, claim.id, *problems, moves=moves)
+
+
+# --- what goes wrong ------------------------------------------------------------------------------
+
+
+def _journal_failed(turn: Turn) -> Problem:
+    what = f"the claim could not be written to the journal: {turn.seen.journal_problem}"
+    return problem(Code.JOURNAL_FAILED, what)
+
+
+def _first_problem(turn: Turn, claim: Claim) -> Problem | None:
+    """Why a claim cannot go on with moving its functions."""
+    for state in claim.moving:
+        if state.problem is not None:
+            return state.problem
+        if state.gone:
+            return problem(Code.CHANGED, f"{state.address} was pulled out while it was moved")
+    return hung(turn, claim)
+
+
+def _changed(turn: Turn, claim: Claim) -> Problem | None:
+    """What somebody else has changed of what a claim holds."""
+    for state in claim.functions:
+        function = turn.find(state.origin)
+        if function is Absence.GONE:
+            return problem(Code.CHANGED, f"{state.address} was pulled out or replaced")
+        if isinstance(function, Function) and not _is_held(function, state, claim):
+            driver = function.driver or "no driver"
+            what = f"somebody else changed {state.address}, which is on {driver} now"
+            return problem(Code.CHANGED, what)
+    return None
+
+
+def _is_held(function: Function, state: FunctionState, claim: Claim) -> bool:
+    """Whether a function is what the claim promises."""
+    if state.origin.target is not None:
+        return has_driver(function, state.origin.target)
+    if claim.record.request.mode is HoldMode.VFIO:
+        return function.on_vfio
+    return function.driver is not None and not function.on_vfio

@@ -1,0 +1,216 @@
+"""What an order does to the claims: makes one, joins one, turns one back. Pure.
+
+Every order is idempotent. What is asked for twice is one claim with two who wait for it; giving
+back what nobody has is a success.
+"""
+
+import dataclasses
+
+from agent.host.model import Function, HoldMode
+from agent.vfio.backward import turn_back
+from agent.vfio.checks import Case, Chosen, choose, find_by_look
+from agent.vfio.model import (
+    ANY_DRIVER,
+    Asked,
+    Code,
+    Identity,
+    Origin,
+    Prepare,
+    Problem,
+    Record,
+    Recover,
+    Release,
+)
+from agent.vfio.problems import problem
+from agent.vfio.state import THERE, Claim, FunctionState, Phase, Wants
+from agent.vfio.turn import Turn, wait
+
+RECOVERY = "recover:"
+"""How the id of a recovery begins; no claim may have such an id."""
+
+OURSELVES = "cdi-agent"
+"""Who asks for a recovery that nobody asked for."""
+
+
+def accept(turn: Turn, asked: Asked) -> None:
+    """Take an order."""
+    match asked.order:
+        case Prepare() as order:
+            _prepare(turn, asked.ticket, order)
+        case Release() as order:
+            _release(turn, asked.ticket, order)
+        case Recover() as order:
+            _recover(turn, asked.ticket, order)
+
+
+# --- prepare --------------------------------------------------------------------------------------
+
+
+def _prepare(turn: Turn, ticket: int, order: Prepare) -> None:
+    claim = turn.live.get(order.id)
+    if not order.id or order.id.startswith(RECOVERY):
+        turn.answer(
+            ticket, order.id, problem(Code.INVALID, f"a claim cannot be called {order.id!r}")
+        )
+    elif claim is not None:
+        _join(turn, ticket, order, claim)
+    else:
+        _begin(turn, ticket, order)
+
+
+def _join(turn: Turn, ticket: int, order: Prepare, claim: Claim) -> None:
+    """Wait for a claim that there is already, if it is the same."""
+    if order.dry_run or _content(order) != _content(claim.record.request):
+        what = f"there is a claim {order.id} already, and it is for something else"
+        if order.dry_run:
+            what = f"there is a claim {order.id} already, which is {claim.phase}"
+        turn.answer(ticket, order.id, problem(Code.CLAIMED, what))
+    elif claim.phase is Phase.LOST and claim.problem is not None:
+        turn.answer(ticket, order.id, claim.problem)
+    elif claim.phase is Phase.DONE:
+        claim = renew(claim, order, turn.now)
+        turn.live[claim.id] = turn.answer_held(wait(claim, ticket, Wants.HELD))
+    elif claim.phase in THERE:
+        turn.live[claim.id] = wait(renew(claim, order, turn.now), ticket, Wants.HELD)
+    elif claim.problem is not None:
+        turn.live[claim.id] = wait(claim, ticket, Wants.HELD)
+    else:
+        turn.answer(ticket, order.id, problem(Code.ENDING, f"claim {order.id} is being released"))
+
+
+def _content(order: Prepare) -> tuple[object, ...]:
+    """What two orders must have in common to be one claim."""
+    return order.mode, set(order.devices), set(order.named), order.driver, order.from_vfio
+
+
+def renew(claim: Claim, order: Prepare, now: float) -> Claim:
+    """Let the lease of a claim begin anew, and whoever asks now be its owner."""
+    request = dataclasses.replace(
+        claim.record.request,
+        lease=order.lease,
+        owner_pid=order.owner_pid,
+        owner_started=order.owner_started,
+    )
+    expires_at = None if order.lease is None else now + order.lease
+    record = dataclasses.replace(claim.record, request=request, expires_at=expires_at)
+    return dataclasses.replace(claim, record=record)
+
+
+def _begin(turn: Turn, ticket: int, order: Prepare) -> None:
+    """Make a claim, unless the look alone has something against it."""
+    chosen = choose(order, turn.seen, turn.rules)
+    case = Case(order, chosen, turn.claims, turn.seen, turn.rules, turn.now)
+    problems = find_by_look(case)
+    if problems and not (order.dry_run and chosen):
+        turn.answer(ticket, order.id, *problems)
+        return
+    record = Record(
+        request=order,
+        origins=tuple(_origin(turn, each) for each in chosen),
+        directory=turn.rules.directory,
+        since=turn.now,
+    )
+    claim = Claim(record, tuple(map(FunctionState, record.origins)), since=turn.now)
+    claim = dataclasses.replace(claim, dry_run=order.dry_run, findings=problems)
+    # A dry run is in nobody's way, and its id in that of no claim.
+    key = f"{ticket}:{order.id}" if order.dry_run else order.id
+    turn.live[key] = wait(renew(claim, order, turn.now), ticket, Wants.HELD)
+
+
+def _origin(turn: Turn, chosen: Chosen) -> Origin:
+    function = chosen.function
+    return Origin(
+        address=function.address,
+        identity=Identity.of(function),
+        driver=function.driver,
+        override=None,  # the inspection tells
+        target=chosen.target,
+        companion=chosen.companion,
+        published=turn.is_published(function.address),
+    )
+
+
+# --- release --------------------------------------------------------------------------------------
+
+
+def _release(turn: Turn, ticket: int, order: Release) -> None:
+    claim = turn.live.get(order.id)
+    if order.id.startswith(RECOVERY):
+        turn.answer(ticket, order.id, problem(Code.INVALID, f"{order.id} is no claim"))
+    elif claim is None:
+        turn.answer(ticket, order.id)
+    else:
+        turn.live[claim.id] = give_back(
+            turn,
+            dataclasses.replace(wait(claim, ticket, Wants.GONE), force=claim.force or order.force),
+            problem(Code.CANCELLED, f"claim {order.id} was released before it was in force"),
+        )
+
+
+def give_back(turn: Turn, claim: Claim, why: Problem) -> Claim:
+    """Turn a claim back that is no longer wanted.
+
+    Args:
+        why: What is told to who still waits for it to be in force.
+    """
+    if claim.phase in THERE:
+        return turn_back(turn, claim, why)
+    if claim.phase is Phase.DONE:
+        return turn_back(turn, claim, None)
+    if claim.phase is Phase.LOST:
+        return turn.enter(claim, Phase.FORGETTING)
+    if claim.obstacle is None:
+        return claim
+    if claim.force and claim.phase is Phase.FREEING:
+        return turn.enter(claim, Phase.FREEING)
+    return turn.hinder(claim, claim.obstacle)
+
+
+# --- recover --------------------------------------------------------------------------------------
+
+
+def recovery(origin: Origin, *, now: float, client: str, force: bool = False) -> Claim:
+    """A claim whose only purpose is to be undone: it brings a stranded function back."""
+    id_ = f"{RECOVERY}{origin.address}"
+    request = Prepare(id_, HoldMode.DRM, (origin.address,), client=client, force=force)
+    record = Record(request, (origin,), since=now, recovery=True)
+    return Claim(record, (FunctionState(origin),), since=now, force=force, touched=True)
+
+
+def unknown_origin(function: Function) -> Origin:
+    """The origin of a function of which nobody knows where it came from."""
+    return Origin(
+        address=function.address,
+        identity=Identity.of(function),
+        driver=function.driver,
+        override=None,
+        target=function.driver or ANY_DRIVER,
+        known=False,
+    )
+
+
+def _recover(turn: Turn, ticket: int, order: Recover) -> None:
+    address = order.address
+    key = f"{RECOVERY}{address}"
+    function = turn.seen.inventory.functions.get(address)
+    running = turn.live.get(key)
+    stray = turn.strays.get(address)
+    holder = turn.claims.claim_of(address)
+    if function is None:
+        turn.answer(ticket, key, problem(Code.UNKNOWN_DEVICE, f"{address} does not exist"))
+    elif running is not None:
+        running = wait(running, ticket, Wants.GONE)
+        turn.live[key] = dataclasses.replace(running, force=running.force or order.force)
+    elif holder is not None:
+        what = f"{address} belongs to claim {holder.id}, which is {holder.phase}"
+        turn.answer(ticket, key, problem(Code.CLAIMED, what))
+    elif stray is None and function.driver is not None and not function.on_vfio:
+        turn.answer(ticket, key)  # it is where it should be
+    elif stray is None and not order.force:
+        what = f"this agent has no record that it moved {address}"
+        turn.answer(ticket, key, problem(Code.NOT_STRANDED, what))
+    else:
+        origin = unknown_origin(function) if stray is None else stray.origin
+        claim = recovery(origin, now=turn.now, client=order.client, force=order.force)
+        claim = dataclasses.replace(claim, dry_run=order.dry_run)
+        turn.live[f"{ticket}:{key}" if order.dry_run else key] = wait(claim, ticket, Wants.GONE)

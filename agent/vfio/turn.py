@@ -1,0 +1,250 @@
+"""What one call of ``advance`` works on: the claims as they change, and what it has decided so far.
+
+It lives for one call. The rules of when nothing may be written are kept in one place, `may_write`:
+every write of every claim goes through it.
+"""
+
+import dataclasses
+import enum
+import math
+from collections.abc import Iterable, Sequence
+
+from agent.host.model import Address, Function, NodeRole
+from agent.vfio.group import members
+from agent.vfio.model import (
+    Answer,
+    Child,
+    Effect,
+    Identity,
+    Inspect,
+    Move,
+    Origin,
+    Problem,
+    Stray,
+)
+from agent.vfio.state import (
+    Advance,
+    Claim,
+    Claims,
+    Ended,
+    FunctionState,
+    Outcome,
+    Phase,
+    Rules,
+    Seen,
+    Waiter,
+    Wants,
+)
+
+_VFIO_NODES = (NodeRole.VFIO_GROUP, NodeRole.VFIO_CDEV)
+
+
+class Absence(enum.Enum):
+    """Why a look does not have a function that a claim remembers."""
+
+    GONE = enum.auto()
+    """It was pulled out, or another card is in its slot."""
+    UNREAD = enum.auto()
+    """It is there, and could not be read this time."""
+
+
+class Turn:
+    """The claims in one call of ``advance``."""
+
+    def __init__(self, claims: Claims, seen: Seen, rules: Rules, now: float) -> None:
+        self.before = claims
+        self.seen = seen
+        self.rules = rules
+        self.deadlines = rules.deadlines
+        self.now = now
+        self.live: dict[str, Claim] = dict(claims.live)
+        self.strays: dict[Address, Stray] = dict(claims.strays)
+        self.children: dict[Address, Child] = dict(claims.children)
+        self.cooling = {address: until for address, until in claims.cooling.items() if until > now}
+        self._serial = claims.serial
+        self._effects: list[Effect] = []
+        self._answers: list[Answer] = []
+        self._ended: list[Ended] = []
+        self._wake_at = math.inf
+
+    def result(self) -> Advance:
+        """What was decided."""
+        return Advance(
+            claims=self.claims,
+            effects=tuple(self._effects),
+            answers=tuple(self._answers),
+            ended=tuple(self._ended),
+            wake_at=None if math.isinf(self._wake_at) else self._wake_at,
+        )
+
+    @property
+    def claims(self) -> Claims:
+        """The claims as they are now."""
+        return Claims(
+            boot_id=self.before.boot_id,
+            live=self.live,
+            strays=self.strays,
+            children=self.children,
+            cooling=self.cooling,
+            serial=self._serial,
+        )
+
+    # --- looking ----------------------------------------------------------------------------------
+
+    def find(self, origin: Origin) -> Function | Absence:
+        """The function that a claim remembers, if the look has it."""
+        function = self.seen.inventory.functions.get(origin.address)
+        if function is not None and Identity.of(function) == origin.identity:
+            return function
+        if function is None and origin.address in self.seen.inventory.dropped:
+            return Absence.UNREAD
+        return Absence.GONE
+
+    def is_published(self, address: Address) -> bool:
+        """Whether a spec on disk has it."""
+        return bool(self.seen.published.get(address))
+
+    def is_journalled(self, claim: Claim) -> bool:
+        """Whether the disk says what an agent that starts after a crash would have to undo."""
+        saved = self.seen.saved
+        return any(
+            record.id == claim.id and record.origins == claim.record.origins and not record.done
+            for record in saved.claims
+        ) or set(claim.record.origins) <= {stray.origin for stray in saved.strays}
+
+    def journal_failed(self, claim: Claim) -> bool:
+        """Whether the journal had its chance to save the claim as it is, and could not."""
+        before = self.before.live.get(claim.id)
+        had_its_chance = before is not None and before.record == claim.record
+        return had_its_chance and bool(self.seen.journal_problem)
+
+    def may_write(self, claim: Claim, address: Address) -> bool:
+        """Whether anything may be written to a function of a claim.
+
+        Never while an earlier write hangs, never before the journal has its origin, and never
+        while a spec still offers it.
+        """
+        return (
+            address not in self.children
+            and self.is_journalled(claim)
+            and not self.is_published(address)
+        )
+
+    # --- acting -----------------------------------------------------------------------------------
+
+    def do(self, effect: Effect) -> None:
+        """Have something done."""
+        self._effects.append(effect)
+
+    def inspect(
+        self,
+        claim: Claim,
+        addresses: Iterable[Address],
+        drivers: Iterable[str] = (),
+        *,
+        nodes: bool = True,
+    ) -> Claim:
+        """Have something found out; whatever an earlier question brings is not listened to."""
+        addresses = tuple(addresses)
+        self._serial += 1
+        inspect = Inspect(
+            claim=claim.id,
+            addresses=addresses,
+            node_paths=self.node_paths(addresses) if nodes else (),
+            drivers=tuple(dict.fromkeys(drivers)),
+            serial=self._serial,
+        )
+        self.do(inspect)
+        return dataclasses.replace(claim, inspecting=inspect, inspection=None)
+
+    def node_paths(self, addresses: Iterable[Address]) -> tuple[str, ...]:
+        """Every node by which a process may use these functions.
+
+        Whoever uses one function of an IOMMU group on VFIO uses the group: it counts too.
+        """
+        paths: dict[str, None] = {}
+        for address in addresses:
+            function = self.seen.inventory.functions.get(address)
+            if function is None:
+                continue
+            paths.update((node.path, None) for node in function.nodes)
+            if function.on_vfio:
+                for other in members(function, self.seen.inventory):
+                    paths.update((node.path, None) for node in other.nodes_of(*_VFIO_NODES))
+        return tuple(paths)
+
+    def wake(self, at: float) -> None:
+        """Call again at that time, unless it is called before."""
+        self._wake_at = min(self._wake_at, at)
+
+    # --- changing ---------------------------------------------------------------------------------
+
+    def enter(self, claim: Claim, phase: Phase) -> Claim:
+        """Let a claim wait for something else."""
+        return dataclasses.replace(
+            claim,
+            phase=phase,
+            since=self.now,
+            inspecting=None,
+            inspection=None,
+            inspect_at=-math.inf,
+            looks=0,
+            obstacle=None,
+        )
+
+    def overdue(self, claim: Claim, limit: float) -> bool:
+        """Whether a phase has lasted too long; if not, it is looked at again when it has."""
+        if self.now >= claim.since + limit:
+            return True
+        self.wake(claim.since + limit)
+        return False
+
+    def strand(self, state: FunctionState, problem: Problem) -> None:
+        """Remember that a function could not be brought back."""
+        found = self.find(state.origin)
+        driver = found.driver if isinstance(found, Function) else None
+        self.strays[state.address] = Stray(state.origin, problem, driver)
+
+    # --- answering --------------------------------------------------------------------------------
+
+    def answer(
+        self,
+        ticket: int,
+        claim: str,
+        *problems: Problem,
+        names: tuple[str, ...] = (),
+        moves: tuple[Move, ...] = (),
+    ) -> None:
+        """Answer one order."""
+        self._answers.append(Answer(ticket, claim, names, problems, moves))
+
+    def answer_held(self, claim: Claim) -> Claim:
+        """Tell everybody who waits for it that a claim is in force."""
+        for waiter in claim.waiters:
+            self.answer(waiter.ticket, claim.id, names=claim.record.names)
+        return dataclasses.replace(claim, waiters=())
+
+    def hinder(self, claim: Claim, obstacle: Problem) -> Claim:
+        """Say what a claim waits for that may not end soon: nobody is kept waiting for it."""
+        self._answer_all(claim, obstacle)
+        return dataclasses.replace(claim, obstacle=obstacle, waiters=())
+
+    def end(self, claim: Claim, outcome: Outcome, problems: Sequence[Problem] = ()) -> None:
+        """Let a claim be no more.
+
+        Args:
+            problems: What went wrong at its end; why it was undone stands in the claim.
+        """
+        self._answer_all(claim, *problems)
+        self._ended.append(Ended(claim, outcome, tuple(problems)))
+
+    def _answer_all(self, claim: Claim, *problems: Problem) -> None:
+        reason = () if claim.problem is None else (claim.problem,)
+        for waiter in claim.waiters:
+            said = (*reason, *problems) if waiter.wants is Wants.HELD else problems
+            self.answer(waiter.ticket, claim.id, *said)
+
+
+def wait(claim: Claim, ticket: int, wants: Wants) -> Claim:
+    """Let somebody wait for a claim."""
+    return dataclasses.replace(claim, waiters=(*claim.waiters, Waiter(ticket, wants)))
