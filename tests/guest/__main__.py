@@ -29,7 +29,7 @@ def shell(cache: Cache, name: str) -> None:
     (topology,) = (topology for topology in TOPOLOGIES if topology.name == name)
     base = layers.installed(cache)
     with Guest.resume(base.image, topology, layers.frozen(cache, base, topology)) as guest:
-        print(f"QEMU's monitor: {guest.folder}/qmp.sock   console: {guest.folder}/console.log")
+        print(f"console and QEMU's log: {guest.folder}")
         print("plug DRIVER NAME PORT, unplug NAME, or any shell command; Ctrl-D ends the guest")
         while line := _prompt():
             match line.split():
