@@ -1,0 +1,183 @@
+"""Child processes that may never end: started, waited for with a deadline, and abandoned.
+
+``asyncio``'s own are not used: its watcher waits for each child in a thread, and its transport
+complains when it is dropped. Here a child is a pid, the read end of its output, and a pidfd that
+the loop watches. One that does not end costs exactly these, whatever the kernel does with it, and
+nothing waits for it at the end of the loop.
+
+A killed child is not a dead one: in an uninterruptible call it stays until the kernel returns. Who
+needs to know waits for ``gone``.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Final, Self
+
+PYTHON: Final = (sys.executable, "-I", "-S")
+"""Runs a script that needs the standard library alone; 8 ms."""
+
+MAX_OUTPUT: Final = 65_536
+"""Bytes; also what a pipe holds, so a child is done with its output before anybody reads it."""
+
+_ENVIRONMENT: Final = {"LC_ALL": "C.UTF-8", "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+
+
+class Child:
+    """A process of ours, from `start` until it has ended or is abandoned.
+
+    Attributes:
+        gone: Done when the process has ended and is reaped. The result is its exit status, the
+            negative number of the signal that ended it, or None if that was not to be had.
+    """
+
+    def __init__(self, pid: int, pidfd: int, output: int) -> None:
+        loop = asyncio.get_running_loop()
+        self.pid: Final = pid
+        self.gone: Final[asyncio.Future[int | None]] = loop.create_future()
+        self._pidfd = pidfd
+        self._pipe = output
+        self._output = b""
+        loop.add_reader(pidfd, self._ended)
+
+    @classmethod
+    def start(cls, argv: Sequence[str]) -> Self:
+        """Start a program: no input, a plain environment, no descriptor of ours but its output's.
+
+        It has a process group of its own, so what a terminal sends to ours does not reach it.
+
+        Raises:
+            OSError: It cannot be started.
+        """
+        ours, theirs = os.pipe()
+        try:
+            os.set_blocking(ours, False)
+            pid = os.posix_spawnp(
+                argv[0],
+                list(argv),
+                _ENVIRONMENT,
+                # What Python opens is closed by exec; what else this process has inherited, the
+                # scripts close themselves.
+                file_actions=[
+                    (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                    (os.POSIX_SPAWN_DUP2, theirs, 1),
+                    (os.POSIX_SPAWN_DUP2, theirs, 2),
+                ],
+                setpgroup=0,
+                setsigmask=(),
+                setsigdef=(signal.SIGPIPE, signal.SIGXFSZ),  # Python ignores these two
+            )
+            pidfd = _pidfd(pid)
+        except BaseException:
+            os.close(ours)
+            raise
+        finally:
+            os.close(theirs)
+        return cls(pid, pidfd, ours)
+
+    async def ends_within(self, seconds: float | None) -> bool:
+        """Wait for its end, not longer than that (None: as long as it takes)."""
+        await asyncio.wait((self.gone,), timeout=seconds)
+        return self.gone.done()
+
+    def output(self) -> bytes:
+        """What it has written so far, errors too; at most 64 KiB."""
+        if self._pipe >= 0:
+            with contextlib.suppress(BlockingIOError):
+                self._output += os.read(self._pipe, MAX_OUTPUT - len(self._output))
+        return self._output
+
+    def kill(self) -> None:
+        """Kill it; that may take its time, or for ever."""
+        if not self.gone.done():
+            # By the pidfd: never another process that was given its pid.
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def abandon(self) -> None:
+        """Kill it and let go of it; one that is stuck ends when it can, and nobody waits."""
+        if not self.gone.done():
+            self.kill()
+            self._reap()
+            self._drop()
+            self.gone.cancel()
+
+    def _ended(self) -> None:
+        self.output()
+        status = self._reap()
+        self._drop()
+        self.gone.set_result(status)
+
+    def _reap(self) -> int | None:
+        """Take the exit status, which also takes the process off the list of processes."""
+        try:
+            found = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)
+        except ChildProcessError:
+            return None  # whoever debugs the agent has taken it
+        if found is None:
+            return None
+        return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+
+    def _drop(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        os.close(self._pipe)
+        self._pipe = -1
+
+
+class Children:
+    """Those that have not ended, whoever waits for them."""
+
+    def __init__(self) -> None:
+        self._alive: set[Child] = set()
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._alive)
+
+    def start(self, argv: Sequence[str]) -> Child:
+        """Start one more.
+
+        Raises:
+            OSError: It cannot be started.
+        """
+        child = Child.start(argv)
+        self._alive.add(child)
+        child.gone.add_done_callback(lambda _: self._alive.discard(child))
+        return child
+
+    def abandon(self) -> None:
+        """Kill all, and wait for none."""
+        for child in tuple(self._alive):
+            child.abandon()
+
+
+def started_at(pid: int, proc: str = "/proc") -> int | None:
+    """When a process started, in clock ticks since boot; None if there is no such process.
+
+    With its pid that tells it from any other. It is field 22 of ``/proc/<pid>/stat``; the second,
+    the name, stands in brackets and may hold blanks and brackets itself.
+    """
+    try:
+        with open(f"{proc}/{pid}/stat", "rb", buffering=0) as file:
+            after_name = file.read(4096).rpartition(b") ")[2].split()
+        return int(after_name[19])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _pidfd(pid: int) -> int:
+    """A descriptor of a child. One that cannot be watched is ended: it has not begun anything.
+
+    Raises:
+        OSError: There is none to be had.
+    """
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise
