@@ -25,8 +25,8 @@ def hang(pipe: Path) -> tuple[str, ...]:
 
 async def said(child: Child, what: bytes) -> None:
     """Wait until a child has said something."""
-    while not child.output().endswith(what):
-        await asyncio.sleep(0.001)  # noqa: ASYNC110 - nothing of our process tells
+    while not child.output().endswith(what):  # noqa: ASYNC110 - a pipe tells of no end
+        await asyncio.sleep(0.001)
 
 
 def script(text: str) -> tuple[str, ...]:
