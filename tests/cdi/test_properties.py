@@ -1,17 +1,20 @@
 """What holds of every host, however odd."""
 
+import json
 import random
 from collections import Counter
 from collections.abc import Sequence
 
-from hypothesis import given
+import yaml
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from agent.cdi import rules
 from agent.cdi.desired import Desired, Policy, assemble, desired
-from agent.cdi.parse import parse
+from agent.cdi.parse import parse, peek
 from agent.cdi.profile import Naming, Profile, Vfio
 from agent.cdi.render import render
+from agent.cdi.spec import ContainerEdits, Device, DeviceNode, Hook, Kind, Mount, Spec
 from agent.host.model import Hold, Inventory, NodeRole
 from tests.cdi.strategies import holds, inventories
 from tests.cdi.worlds import BUILTIN, changed
@@ -136,3 +139,38 @@ def test_all_is_the_union_of_what_it_stands_for(
             for each in device.edits.device_nodes
         ]
         assert sorted(given_nodes) == sorted(expected)
+
+
+def device_with(place: str, text: str) -> Device:
+    """A device that is valid but for this text at that place."""
+    node = DeviceNode(f"/dev/{text}" if place == "path" else "/dev/x", permissions="rw")
+    mount = Mount("/a", f"/{text}/b" if place == "mount" else "/b", ("ro",), "bind")
+    argument = text if place == "argument" else "1e3"
+    return Device(
+        text if place == "name" else "gpu0",
+        ContainerEdits(
+            device_nodes=(node,),
+            mounts=(mount,),
+            env=tuple(sorted((f"{text}=x" if place == "variable" else "A=b", f"B={text}"))),
+            hooks=(Hook("prestart", "/h", ("h", argument)),),
+        ),
+        ((text if place == "annotation" else "a", text),),
+    )
+
+
+@given(
+    st.sampled_from(("path", "mount", "argument", "name", "variable", "annotation", "value")),
+    st.text(max_size=8) | st.sampled_from(("on", "0o7", "1_0", "~", "<<", "- ", "\U0010fffd")),
+)
+def test_whatever_text_the_rules_let_pass_every_reader_takes_as_it_was_meant(
+    place: str, text: str
+) -> None:
+    device = device_with(place, text)
+    event(f"{place}: {'refused' if rules.device_problems(device) else 'written'}")
+    if rules.device_problems(device):
+        return
+    spec = Spec(Kind("vendor.test/gpu"), (device,))
+    content = render(spec)
+    assert yaml.safe_load(content) == json.loads(render(spec, suffix="json"))
+    assert parse(content) == spec
+    assert peek(content).names == {device.name}
