@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Final
 
 from agent.host.model import Address
+from agent.simulate import surroundings
 from agent.simulate.devices import Device, NodeOf, Sysfs
 from agent.simulate.events import Emit, Uevent
 from agent.simulate.hardware import Hardware, Makes, driver_named
-from agent.simulate.machine import VFIO, Features, Machine
+from agent.simulate.machine import Features, Machine
 from agent.simulate.nodes import MakeNode, make_plain
 from agent.simulate.pci import Function
 from agent.simulate.processes import Hold, Processes
@@ -58,7 +59,7 @@ class Kernel:
         self._changed = threading.Condition(threading.RLock())
         self._emit = emit
         sysfs = self._sysfs = Sysfs(self.tree, make_node, self._say)
-        self._lay_out(features)
+        surroundings.lay_out(sysfs, features)
         self._udev = Udev(self.tree, self._pass_on, self._autoload, udev)
         self._machine = Machine(sysfs, features, self._wait_for)
         self._store = Store(self._machine)
@@ -68,34 +69,6 @@ class Kernel:
         with self.boot() as machine:
             for name in features.drivers:
                 machine.load(driver_named(name))
-
-    def _lay_out(self, features: Features) -> None:
-        """What is there before the first device: folders, and where /dev comes from."""
-        for folder in (
-            "/sys/class/drm",
-            "/sys/dev/char",
-            "/sys/devices/virtual",
-            "/sys/module",
-            "/proc/self",
-            "/proc/sys/kernel/random",
-            "/run/udev",
-        ):
-            self.tree.folder(folder)
-        self.tree.file("/sys/class/drm/version", "drm 1.1.0 20060810\n")
-        kind = "devtmpfs udev" if features.devtmpfs else "tmpfs tmpfs"
-        # Twice, for a reader who has the root bound on / and for one who is given it as it is.
-        here = self.tree.root.replace("\\", "\\134").replace(" ", "\\040")
-        self.tree.file(
-            "/proc/self/mountinfo",
-            "28 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw\n"
-            "22 28 0:21 / /sys rw,nosuid,nodev,noexec,relatime shared:7 - sysfs sysfs rw\n"
-            f"24 28 0:6 / /dev rw,nosuid,relatime shared:2 - {kind} rw,mode=755\n"
-            f"25 28 0:6 / {here}/dev rw,nosuid,relatime shared:2 - {kind} rw,mode=755\n",
-        )
-        if features.vfio.group and (number := features.shared.get(VFIO)) is not None:
-            # systemd makes this node at boot, so that opening it loads the module.
-            self._sysfs.make_node(NodeOf("vfio/vfio", number, 0o666))
-        self.tree.file("/proc/sys/kernel/random/boot_id", "6f2b7f3c-0d4e-4a57-9d0c-5a1e6c1d2e3f\n")
 
     # --- looking ----------------------------------------------------------------------------------
 

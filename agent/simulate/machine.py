@@ -115,12 +115,13 @@ class Machine:
         self._unplug_one(function, keep=keep)
 
     def _unplug_one(self, function: Function, *, keep: bool) -> None:
+        is_vf = function.physfn is not None
+        if function.physfn is not None:
+            self._unlink_vf(function, function.physfn)
         with self.lock(function):
             self.bus.unbind(function)
             self.bus.remove(function)
-        if function.physfn is not None:
-            self._forget_vf(function)
-        elif keep:
+        if keep and not is_vf:
             self._removed[function.address] = function.hardware
 
     def rescan(self) -> None:
@@ -249,13 +250,14 @@ class Machine:
             self._unplug_one(vf, keep=False)
         self._count_vfs(function)
 
-    def _forget_vf(self, vf: Function) -> None:
-        pf = self.bus.functions.get(vf.physfn) if vf.physfn is not None else None
-        if pf is None:
-            return
+    def _unlink_vf(self, vf: Function, physfn: Address) -> None:
+        """Take the links between a VF and its PF away: before it goes it is, again, like any."""
+        pf = self.bus.functions[physfn]
         index = next(index for index, address in pf.virtfns.items() if address == vf.address)
         del pf.virtfns[index]
+        vf.physfn = None
         self.sysfs.tree.unlink(f"/sys{pf.device.devpath}/virtfn{index}")
+        self.sysfs.tree.unlink(f"/sys{vf.device.devpath}/physfn")
 
     def _count_vfs(self, function: Function) -> None:
         path = f"/sys{function.device.devpath}/sriov_numvfs"
