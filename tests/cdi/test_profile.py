@@ -1,7 +1,10 @@
 """Which profiles a function has, and that those of the program keep to their own schema."""
 
+from importlib import resources
+
 import pytest
 
+from agent.cdi import profiles
 from agent.cdi.merge import check_profiles
 from agent.cdi.profile import Match, Profile, RoleNodes, ordered, profiles_of, shared_paths
 from agent.cdi.profiles import load_builtin
@@ -9,8 +12,8 @@ from agent.host.model import Function, NodeRole
 from tests.cdi.worlds import BUILTIN, drm, function, node, vfio
 
 
-def names(each: Function, profiles: tuple[Profile, ...] = BUILTIN) -> list[str]:
-    return [profile.name for profile in profiles_of(each, profiles)]
+def names(each: Function, chosen: tuple[Profile, ...] = BUILTIN) -> list[str]:
+    return [profile.name for profile in profiles_of(each, chosen)]
 
 
 def profile(name: str, role: NodeRole = NodeRole.CARD, **match: object) -> Profile:
@@ -29,7 +32,9 @@ def test_the_profiles_of_the_program_have_no_fault() -> None:
 
 
 def test_a_profile_has_the_name_of_its_file_and_a_title() -> None:
-    assert len({each.name for each in BUILTIN}) == len(BUILTIN) == 9
+    files = resources.files(profiles).iterdir()
+    names_of_files = sorted(file.name for file in files if file.name.endswith(".yaml"))
+    assert names_of_files == sorted(f"{each.name}.yaml" for each in BUILTIN)
     assert all(each.title for each in BUILTIN)
 
 
