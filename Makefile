@@ -67,6 +67,15 @@ test-newest: wheel ## the same with the newest Python on this machine
 	  .ci/test-wheel "$$newest" .venv-newest -m "$(unit)"; \
 	fi
 
+.PHONY: install
+install: ## as root: the agent as a service of this host, in PREFIX (/opt/cdi-agent)
+	@.ci/debian-packages run
+	@systemd/install
+
+.PHONY: uninstall
+uninstall: ## as root: take it away again, its specs too; the configuration stays
+	@systemd/install uninstall
+
 .PHONY: lock
 lock: ## write the lock files anew
 	.ci/lock "$$(.ci/find-python)"

@@ -1,6 +1,7 @@
 """``cdi-agent generate``: bring the CDI specs up to date once, or show what that would do."""
 
 import asyncio
+import dataclasses
 import difflib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -21,7 +22,8 @@ from agent.reconcile.reconciler import Reconciler
 @config_option
 @click.option("--dry-run", is_flag=True, help="Write nothing; say what would be done.")
 @click.option("--diff", is_flag=True, help="Show how each file changes.")
-def command(config_path: Path | None, *, dry_run: bool, diff: bool) -> int:
+@click.option("--delete", is_flag=True, help="Delete every spec file of ours instead.")
+def command(config_path: Path | None, *, dry_run: bool, diff: bool, delete: bool) -> int:
     """Bring the CDI specs up to date once.
 
     For hosts without the service, and for images. Where the service runs, it does this all the
@@ -29,6 +31,8 @@ def command(config_path: Path | None, *, dry_run: bool, diff: bool) -> int:
     """
     settings = config.load(config_path)
     parts = compose.parts(settings)
+    if delete:  # without a profile nothing is published
+        parts = dataclasses.replace(parts, rules=dataclasses.replace(parts.rules, profiles=()))
     with log_to_stderr():
         seen = preview(parts)
     before = {path: file.content for path, file in seen.disk.ours.items()}

@@ -192,6 +192,13 @@ class TestGenerate:
         assert not stale.exists()
         assert run("generate", "-c", empty_host, "--dry-run") == (0, "", "nothing to do\n")
 
+    def test_delete_leaves_no_spec_of_ours(self, run: Run, empty_host: str, tmp_path: Path) -> None:
+        stale = self.leave_a_stale_spec(tmp_path)
+        foreign = stale.with_name("vendor.yaml")
+        foreign.write_text("kind: intel.com/gpu\n")
+        assert run("generate", "-c", empty_host, "--delete")[0] == 0
+        assert list(stale.parent.iterdir()) == [foreign]
+
     def test_it_does_not_write_beside_the_service(
         self, run: Run, empty_host: str, tmp_path: Path
     ) -> None:

@@ -1,0 +1,65 @@
+"""`make install` and `make uninstall`, on a copy of this host that only the test sees."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.netns, pytest.mark.systemd, pytest.mark.timeout(300)]
+
+ROOT = Path(__file__).parents[2]
+
+# What is written to these folders goes to a tmpfs that ends with the namespace.
+SCRIPT = """
+set -euo pipefail
+mount -t tmpfs tmpfs /mnt
+for folder in etc opt var; do
+  mkdir -p /mnt/$folder /mnt/$folder-work
+  layers=lowerdir=/$folder,upperdir=/mnt/$folder,workdir=/mnt/$folder-work
+  mount -t overlay overlay -o $layers /$folder
+done
+mkdir -p /mnt/run && mount --bind /mnt/run /run
+cd "$1"
+systemd/install
+cat /opt/cdi-agent/bin/cdi-agent | head -n 1
+systemd-analyze verify /etc/systemd/system/cdi-agent.service
+systemd-tmpfiles --create cdi-agent.conf
+test -d /run/cdi
+echo '# mine' > /etc/cdi-agent/config.yaml
+/opt/cdi-agent/bin/cdi-agent check-config
+echo '# Written by cdi-agent, which rewrites it when devices come and go: do not edit.' \
+  > /run/cdi/cdi-agent_intel.com-gpu.yaml
+echo 'kind: vendor.com/gpu' > /run/cdi/vendor.yaml
+systemd/install uninstall
+ls /opt /etc/systemd/system /etc/tmpfiles.d /etc/cdi-agent /run/cdi
+"""
+
+
+def test_installs_a_working_service_and_takes_it_away_again() -> None:
+    process = subprocess.run(
+        ["unshare", "--mount", "--propagation", "private", "bash", "-c", SCRIPT, "bash", ROOT],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert process.returncode == 0, process.stderr
+    installed, _, left = process.stdout.partition("cdi-agent is gone; /etc/cdi-agent stays.\n")
+    assert "#!/opt/cdi-agent/bin/python" in installed
+    assert "/etc/cdi-agent/config.yaml is good" in installed
+    assert [line for line in left.splitlines() if "cdi" in line] == [
+        "/etc/cdi-agent:",
+        "/run/cdi:",
+    ]
+    assert "config.yaml" in left
+    assert "vendor.yaml" in left
+
+
+def test_without_root_it_says_so() -> None:
+    process = subprocess.run(
+        ["setpriv", "--reuid=65534", "--clear-groups", ROOT / "systemd/install"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (process.returncode, process.stderr) == (1, "systemd/install: needs root\n")
