@@ -13,6 +13,8 @@ from collections import Counter
 from agent.host.model import Hint
 from agent.reconcile.ports import Looker, SpecStore
 from agent.reconcile.rules import Rules
+from agent.vfio.model import Asked, Result
+from agent.vfio.state import Rules as ClaimRules
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -27,9 +29,28 @@ class Reconfigure:
     rules: Rules
     scanner: Looker
     store: SpecStore
+    claim_rules: ClaimRules | None = None
+    """None where nobody claims anything."""
 
 
-Message = Hint | Reconfigure | Stop
+@dataclasses.dataclass(frozen=True, slots=True)
+class Finished:
+    """A worker has done an effect, or gives up waiting for it."""
+
+    result: Result
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Pause:
+    """Let no claim begin to move a device, or let them again. What is on its way goes on."""
+
+    paused: bool
+
+
+Order = Asked | Finished | Pause | Reconfigure | Stop
+"""What must not be lost."""
+
+Message = Hint | Order
 
 
 class Inbox:
@@ -61,7 +82,7 @@ class Inbox:
                 self.overflows += 1
                 self._lost = Hint(reason="queue-full", everything=True, received=hint.received)
 
-    def order(self, message: Reconfigure | Stop) -> None:
+    def order(self, message: Order) -> None:
         """Add a message that must not be lost: for it, hints that wait become "everything"."""
         try:
             self._queue.put_nowait(message)

@@ -4,6 +4,7 @@ from typing import Protocol
 
 from agent.cdi.files import Action, Disk
 from agent.host.model import Inventory, Scope
+from agent.vfio.model import Durable, Effect
 
 
 class Looker(Protocol):
@@ -46,3 +47,25 @@ class Watchdog(Protocol):
 
     def feed_watchdog(self) -> None:
         """Give a sign of life; cheap enough for every turn of the loop."""
+
+
+class ClaimJournal(Protocol):
+    """What has to survive a crash: ``vfio.journal.Journal``."""
+
+    @property
+    def saved(self) -> Durable | None:
+        """What is on disk; None if that is not known."""
+
+    async def save(self, durable: Durable) -> None:
+        """Make it say this, durably.
+
+        Raises:
+            AgentError: It could not be done.
+        """
+
+
+class EffectWorker(Protocol):
+    """Performs effects: ``vfio.worker.Worker``; its results come through the inbox."""
+
+    def start(self, effect: Effect) -> None:
+        """Begin an effect; returns at once."""

@@ -23,13 +23,25 @@ import structlog
 from agent.cdi.desired import Desired, Reason, Withheld, desired
 from agent.cdi.files import Action, DeleteSpec, Disk, WriteSpec
 from agent.errors import AgentError, LookError, StoreError
-from agent.host.model import EVERYTHING, DeviceNumber, Hint, Inventory, Scope, scope_of, widen
-from agent.reconcile.messages import Inbox, Message, Reconfigure, Stop
+from agent.host.model import (
+    EVERYTHING,
+    DeviceNumber,
+    Hint,
+    Hold,
+    Inventory,
+    Scope,
+    scope_of,
+    widen,
+)
+from agent.reconcile.desk import Desk, names_on_disk
+from agent.reconcile.messages import Finished, Inbox, Message, Pause, Reconfigure, Stop
 from agent.reconcile.news import news
 from agent.reconcile.plan import TRANSIENT, Plan, failed, node_paths, plan, succeeded
 from agent.reconcile.ports import Looker, SpecStore, Watchdog
 from agent.reconcile.rules import Rules
 from agent.reconcile.state import Key, Memory, PassReport, State
+from agent.vfio.model import Answer, Asked, Order, Result
+from agent.vfio.state import Claims
 
 _log = structlog.get_logger()
 
@@ -57,11 +69,12 @@ class Reconciler:
         rules: What the configuration decides.
         on_pass: Called after every pass, in the loop's thread; must not block or raise.
         blind: Whether a source of events is down or deaf at the moment.
+        desk: What is done about claims; None where nobody claims anything.
         watchdog: Fed at every turn of the loop, by the task that does the work.
         clock: Monotonic seconds.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - its collaborators, one by one
         self,
         *,
         inbox: Inbox,
@@ -70,6 +83,7 @@ class Reconciler:
         rules: Rules,
         on_pass: Callable[[PassReport, State], None] = lambda _report, _state: None,
         blind: Callable[[], bool] = lambda: False,
+        desk: Desk | None = None,
         watchdog: Watchdog | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -79,6 +93,9 @@ class Reconciler:
         self._rules = rules
         self._on_pass = on_pass
         self._blind = blind
+        self._desk = desk
+        self._orders: list[Asked] = []
+        self._results: list[Result] = []
         self._watchdog = watchdog
         self._clock = clock
         self._state = State()
@@ -103,20 +120,27 @@ class Reconciler:
                 await self._store.save_record()
             while not messages and self._clock() < self._due_at:
                 messages = await self._inbox.batch(self._turn())
-            for message in messages:
-                match message:
-                    case Stop():
-                        return
-                    case Reconfigure():
-                        self._rules = message.rules
-                        self._scanner = message.scanner
-                        self._store = message.store
-                        await self._prepare()
-                    case Hint():
-                        pass
-            hints = [message for message in messages if isinstance(message, Hint)]
-            if any(isinstance(message, Reconfigure) for message in messages):
-                hints.append(Hint(reason="reload", everything=True, received=self._clock()))
+            if any(isinstance(message, Stop) for message in messages):
+                return
+            hints = [hint for message in messages for hint in await self._take(message)]
+
+    async def _take(self, message: Message) -> tuple[Hint, ...]:
+        """Put a message where the next pass finds it; what it hints at."""
+        match message:
+            case Hint():
+                return (message,)
+            case Asked():
+                self._orders.append(message)
+            case Finished():
+                self._results.append(message.result)
+            case Pause():
+                self._pause(paused=message.paused)
+            case Reconfigure():
+                await self._reconfigure(message)
+                return (Hint("reload", everything=True, received=self._clock()),)
+            case Stop():
+                pass
+        return ()
 
     async def settle(self) -> State:
         """Run passes without news until nothing is waited for, bounded by ``ready_timeout``."""
@@ -148,8 +172,11 @@ class Reconciler:
         if scope.everything:
             self._looked_at_all = started
 
+        # Bring claims up to date, and their journal to disk, before anything follows from them.
+        holds = await self._advance_claims(inventory, disk)
+
         # Decide.
-        wanted = desired(inventory, self._rules.profiles, (), self._rules.policy)
+        wanted = desired(inventory, self._rules.profiles, holds, self._rules.policy)
         decide = functools.partial(
             plan,
             wanted,
@@ -182,8 +209,55 @@ class Reconciler:
         report = self._report(hints, scope, started, state, acts)
         self._state = state
         self._tell(before, state, report, decision)
+
+        # What claims do to devices begins only now: the specs no longer name what they move.
+        if self._desk is not None:
+            if self._desk.busy and state.published != before.published:
+                self._desk.look_again()
+            self._desk.begin()
         self._on_pass(report, state)
         return report
+
+    async def submit(self, order: Order) -> Answer:
+        """Ask for a claim, its end, or a stranded device back; returns when it is done or refused.
+
+        Whoever stops waiting changes nothing: the order goes on, and asking again joins it.
+
+        Raises:
+            RuntimeError: Nobody claims anything here.
+        """
+        if self._desk is None:
+            raise RuntimeError("this reconciler has no desk for claims")
+        asked, reply = self._desk.register(order)
+        self._inbox.order(asked)
+        return await reply
+
+    def _pause(self, *, paused: bool) -> None:
+        if self._desk is not None and self._desk.rules.paused is not paused:
+            self._desk.rules = dataclasses.replace(self._desk.rules, paused=paused)
+            _log.warning("paused" if paused else "resumed")
+
+    async def _reconfigure(self, new: Reconfigure) -> None:
+        self._rules, self._scanner, self._store = new.rules, new.scanner, new.store
+        if self._desk is not None and new.claim_rules is not None:
+            paused = self._desk.rules.paused
+            self._desk.rules = dataclasses.replace(new.claim_rules, paused=paused)
+        await self._prepare()
+
+    async def _advance_claims(self, inventory: Inventory, disk: Disk) -> tuple[Hold, ...]:
+        """Hand the desk what is true; what claims mean for publishing."""
+        if self._desk is None:
+            return ()
+        orders, self._orders = self._orders, []
+        results, self._results = self._results, []
+        await self._desk.advance(
+            inventory,
+            names_on_disk(self._state, disk, self._rules.layout, self._desk.holds()),
+            {w.address: w.detail for w in self._state.withheld},
+            orders=orders,
+            results=results,
+        )
+        return self._desk.holds()
 
     async def _prepare(self) -> None:
         """Make the spec directory, which consumers expect even while it is empty."""
@@ -204,7 +278,8 @@ class Reconciler:
     @property
     def _due_at(self) -> float:
         """When the next pass is due without news."""
-        return min(self._wake_at, self._resync_at)
+        wake_at = min(self._wake_at, self._resync_at)
+        return wake_at if self._desk is None else min(wake_at, self._desk.wake_at)
 
     @property
     def _resync_at(self) -> float:
@@ -220,6 +295,10 @@ class Reconciler:
         memory = self._state.memory
         awaited = {w.address for w in self._state.withheld if w.reason in TRANSIENT}
         awaited |= memory.recheck.addresses
+        if self._desk is not None:
+            awaited |= self._desk.awaited
+            for asked in self._orders:
+                awaited |= asked.addresses
         inventory = self._state.inventory
         return scope_of(hints, inventory) | widen(Scope(addresses=frozenset(awaited)), inventory)
 
@@ -292,6 +371,8 @@ class Reconciler:
             published=published,
             withheld=tuple(sorted(withheld, key=lambda w: (w.address, w.kind or "", w.reason))),
             passes=self._state.passes + 1,
+            claims=Claims() if self._desk is None else self._desk.claims,
+            paused=self._desk is not None and self._desk.rules.paused,
             problems=tuple(retry.problem for retry in retries.values()),
         )
 

@@ -13,6 +13,7 @@ from agent.cdi.desired import Desired, Fingerprint, Withheld
 from agent.cdi.files import Disk
 from agent.cdi.spec import Kind
 from agent.host.model import Address, DeviceNumber, Inventory
+from agent.vfio.state import Claims
 
 Key = tuple[Kind, Address]
 """One device in one kind."""
@@ -80,6 +81,10 @@ class State:
     withheld: tuple[Withheld, ...] = ()
     """Everything that is not, with its reason."""
     passes: int = 0
+    claims: Claims = dataclasses.field(default_factory=Claims)
+    """Who holds which device, and what is stranded."""
+    paused: bool = False
+    """No claim may begin to move a device."""
     problems: tuple[str, ...] = ()
     """Why this host's specs may not be true, one sentence each; empty is healthy."""
 

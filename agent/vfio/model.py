@@ -103,6 +103,17 @@ class Asked:
     ticket: int
     order: Order
 
+    @property
+    def addresses(self) -> frozenset[Address]:
+        """The functions that it names."""
+        match self.order:
+            case Prepare(devices=devices, named=named):
+                return frozenset((*devices, *named))
+            case Recover(address=address):
+                return frozenset((address,))
+            case Release():
+                return frozenset()
+
 
 # --- what is answered -----------------------------------------------------------------------------
 

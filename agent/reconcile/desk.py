@@ -1,0 +1,305 @@
+"""The reconciler's desk for claims: takes orders, asks ``vfio.claim`` what is next, sees it done.
+
+It belongs to the reconciler's task, like the state. In every pass it is asked twice. Before
+anything is decided about specs, ``advance`` brings the claims up to date and the journal to disk;
+what it answers with, holds, is what claims mean for publishing. After the specs are written,
+``begin`` starts the effects and answers those who have waited. So the order that a claim needs
+(journal, then withdraw, then touch the device) is the order of a pass.
+
+Nothing is decided here. A journal that cannot be saved is told to ``advance``, which then lets
+no claim go on that needs it.
+"""
+
+import asyncio
+import itertools
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
+
+import structlog
+
+from agent.cdi.files import Disk
+from agent.errors import AgentError
+from agent.host.model import Address, Hold, Inventory
+from agent.reconcile.plan import ALL
+from agent.reconcile.ports import ClaimJournal, EffectWorker
+from agent.reconcile.rules import Layout
+from agent.reconcile.state import State
+from agent.vfio.claim import advance, explain, holds
+from agent.vfio.model import (
+    Answer,
+    Asked,
+    Durable,
+    Effect,
+    Inspection,
+    Order,
+    Result,
+    Written,
+)
+from agent.vfio.start import start
+from agent.vfio.state import Advance, Claims, Ended, Outcome, Phase, Rules, Seen
+
+_log = structlog.get_logger()
+
+INSPECT: Final = "inspect"
+"""The name of the step that looks and does not write."""
+
+
+class Desk:
+    """What the reconciler does about claims.
+
+    Args:
+        journal: What has to survive a crash; loaded already.
+        found: What it said when it was loaded; None if it could not be used.
+        worker: Performs effects; its results come back through the inbox.
+        rules: What the configuration decides about claims.
+        boot_id: Of this boot.
+        owners_gone: Which of these claims' owners have ended; reads /proc, does not block.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        journal: ClaimJournal,
+        found: Durable | None,
+        worker: EffectWorker,
+        rules: Rules,
+        boot_id: str,
+        owners_gone: Callable[[Claims], frozenset[str]] = lambda _claims: frozenset(),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.rules = rules
+        self.claims = Claims(boot_id=boot_id)
+        self.wake_at = math.inf
+        """When ``advance`` has to be called again even without news."""
+        self.ended: Counter[tuple[str, str]] = Counter()
+        """Claims that have ended, by mode and outcome."""
+        self.durations: list[tuple[str, float]] = []
+        """Steps that were done since this was emptied last, with the seconds that each took."""
+        self.hung: int = 0
+        """How many writes did not return in time."""
+        self._journal = journal
+        self._found = found
+        self._is_started = False
+        self._journal_problem = ""
+        self._worker = worker
+        self._owners_gone = owners_gone
+        self._clock = clock
+        self._tickets = itertools.count(1)
+        self._replies: dict[int, asyncio.Future[Answer]] = {}
+        self._decided = Advance(self.claims)
+        self._started_at: dict[Effect, float] = {}
+
+    # --- for those who ask ------------------------------------------------------------------------
+
+    def register(self, order: Order) -> tuple[Asked, asyncio.Future[Answer]]:
+        """Number an order; its answer comes through the future. Whoever stops waiting just does."""
+        asked = Asked(next(self._tickets), order)
+        reply: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._replies[asked.ticket] = reply
+        return asked, reply
+
+    # --- for the reconciler -----------------------------------------------------------------------
+
+    @property
+    def awaited(self) -> frozenset[Address]:
+        """The functions that claims depend on, to be looked at in every pass."""
+        return frozenset(
+            state.address for claim in self.claims.live.values() for state in claim.functions
+        ) | frozenset(self.claims.strays)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a claim is on its way, there or back."""
+        return any(
+            claim.phase not in {Phase.DONE, Phase.LOST} for claim in self.claims.live.values()
+        )
+
+    def holds(self) -> tuple[Hold, ...]:
+        """What claims mean for publishing."""
+        return holds(self.claims)
+
+    async def advance(
+        self,
+        inventory: Inventory,
+        published: Mapping[Address, tuple[str, ...]],
+        withheld: Mapping[Address, str],
+        *,
+        orders: Sequence[Asked] = (),
+        results: Iterable[Result] = (),
+    ) -> None:
+        """Bring the claims up to date, and the journal to disk.
+
+        Args:
+            inventory: Looked at after everything that the results tell of.
+            published: The qualified CDI names of each function that are on disk.
+            withheld: Why a function is not published.
+            orders: New ones.
+            results: What came of effects.
+        """
+        if not self._is_started:
+            self._start(inventory)
+            return
+        results = tuple(results)
+        self._time(results)
+        before = self.claims
+        seen = Seen(
+            inventory=inventory,
+            published=published,
+            saved=self._journal.saved or Durable(),
+            journal_problem=self._journal_problem,
+            withheld=withheld,
+            owners_gone=self._owners_gone(before),
+        )
+        self._decided = advance(
+            before, seen, now=self._clock(), rules=self.rules, orders=orders, results=results
+        )
+        self.claims = self._decided.claims
+        self.wake_at = math.inf if self._decided.wake_at is None else self._decided.wake_at
+        await self._save()
+        self._tell(before, self._decided)
+
+    def begin(self) -> None:
+        """Start what was decided, and answer; the specs are as the holds say, or could not be."""
+        decided, self._decided = self._decided, Advance(self.claims)
+        for effect in decided.effects:
+            self._started_at[effect] = self._clock()
+            self._worker.start(effect)
+        for answer in decided.answers:
+            reply = self._replies.pop(answer.ticket, None)
+            if reply is not None and not reply.done():
+                reply.set_result(answer)
+
+    def look_again(self) -> None:
+        """What claims depend on has changed: have ``advance`` called again at once."""
+        self.wake_at = self._clock()
+
+    def _start(self, inventory: Inventory) -> None:
+        """Take over what an earlier agent wrote down; ``inventory`` is a look at everything."""
+        self._is_started = True
+        started = start(
+            Durable() if self._found is None else self._found,
+            inventory,
+            boot_id=self.claims.boot_id,
+            now=self._clock(),
+            damaged=self._found is None,
+        )
+        for record in started.voided:
+            _log.info("claim-void", claim=record.id, devices=list(record.request.devices))
+        for effect in started.effects:
+            self._worker.start(effect)
+        self.claims = started.claims
+        self._decided = Advance(self.claims)
+        self.look_again()
+
+    async def _save(self) -> None:
+        durable = self.claims.durable
+        if durable == self._journal.saved:
+            return
+        try:
+            await self._journal.save(durable)
+        except AgentError as error:
+            if error.sentence != self._journal_problem:
+                _log.error("journal-failed", problem=error.sentence, hint=error.hint)
+            self._journal_problem = error.sentence
+            self.wake_at = min(self.wake_at, self._clock() + self.rules.deadlines.poll)
+        else:
+            self._journal_problem = ""
+            self.look_again()
+
+    def _time(self, results: Iterable[Result]) -> None:
+        """Note how long each effect took."""
+        for result in results:
+            began = self._started_at.pop(result.effect, None)
+            if isinstance(result, Written) and result.hung:
+                self.hung += 1
+            if began is not None:
+                step = INSPECT if isinstance(result, Inspection) else result.effect.step
+                self.durations.append((step, self._clock() - began))
+
+    def _tell(self, before: Claims, decided: Advance) -> None:
+        """One line for each claim that has come further, ended, or left something behind."""
+        for key, claim in decided.claims.live.items():
+            old = before.live.get(key)
+            if old is None or old.phase is not claim.phase:
+                _log.info(
+                    "claim",
+                    claim=claim.id,
+                    phase=claim.phase,
+                    mode=claim.record.request.mode,
+                    devices=list(claim.record.request.devices),
+                    client=claim.record.request.client,
+                    explanation=explain(claim),
+                )
+        for ended in decided.ended:
+            self._tell_end(ended)
+        for address in decided.claims.strays.keys() - before.strays.keys():
+            stray = decided.claims.strays[address]
+            _log.error(
+                "stranded",
+                device=address,
+                problem=stray.problem.sentence,
+                hint=stray.problem.hint,
+            )
+        for address in decided.claims.children.keys() - before.children.keys():
+            child = decided.claims.children[address]
+            _log.error(
+                "write-hung",
+                device=address,
+                step=child.write.step,
+                problem=f"the kernel has not returned from a write to {address}; nothing more is "
+                "written to it until it has",
+                hint="the kernel's log may say what it waits for",
+            )
+        for address in before.children.keys() - decided.claims.children.keys():
+            _log.info("write-returned", device=address)
+
+    def _tell_end(self, ended: Ended) -> None:
+        request = ended.claim.record.request
+        self.ended[request.mode.value, ended.outcome.value] += 1
+        quiet = ended.outcome in {Outcome.RELEASED, Outcome.FORGOTTEN, Outcome.REFUSED}
+        say = _log.info if quiet else _log.warning
+        say(
+            "claim-ended",
+            claim=ended.claim.id,
+            outcome=ended.outcome.value,
+            devices=list(request.devices),
+            client=request.client,
+            problems=[each.sentence for each in ended.problems],
+        )
+
+
+def names_on_disk(
+    state: State, disk: Disk, layout: Layout, holds: Iterable[Hold]
+) -> Mapping[Address, tuple[str, ...]]:
+    """The qualified names of each function that are on disk.
+
+    As long as an entry is on disk that should not be, nobody can say whose nodes it gives: then
+    every function that is being withdrawn counts as published, and no claim moves it.
+
+    Args:
+        state: After the latest pass: what should be on disk.
+        disk: What is.
+        layout: Which file is whose.
+        holds: What claims mean for publishing now.
+    """
+    found: dict[Address, tuple[str, ...]] = {}
+    known: set[tuple[str, str]] = set()
+    for (kind, address), name in state.published.items():
+        file = disk.ours.get(layout.path(kind))
+        if file is not None and name in file.devices:
+            found[address] = (*found.get(address, ()), f"{kind}={name}")
+            known.add((file.path, name))
+    leaving = [hold.address for hold in holds if not hold.settled and hold.address not in found]
+    if leaving:
+        stale = tuple(
+            f"{file.path}: {name}"
+            for file in disk.ours.values()
+            for name in file.devices
+            if name != ALL and (file.path, name) not in known
+        )
+        found.update(dict.fromkeys(leaving, stale))
+    return found
