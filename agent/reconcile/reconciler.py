@@ -101,6 +101,8 @@ class Reconciler:
         self._state = State()
         self._started = clock()
         self._looked_at_all = -math.inf
+        self._believes_state = False
+        """The state is what the last look found; if not, the next one is at everything."""
         self._wake_at = math.inf
         self.ready = asyncio.Event()
         """Set after the first pass that leaves nothing to wait for, or after ``ready_timeout``."""
@@ -115,11 +117,14 @@ class Reconciler:
         hints = [Hint(reason="start", everything=True, received=self._clock())]
         while True:
             await self.run_pass(hints)
-            messages: list[Message] = []
             if not len(self._inbox):
                 await self._store.save_record()
-            while not messages and self._clock() < self._due_at:
+            # Messages are taken in every round, however long the next pass has been due: a host
+            # that is slower than its own timers hears Stop all the same, and feeds the watchdog.
+            while True:
                 messages = await self._inbox.batch(self._turn())
+                if messages or self._clock() >= self._due_at:
+                    break
             if any(isinstance(message, Stop) for message in messages):
                 return
             hints = [hint for message in messages for hint in await self._take(message)]
@@ -171,6 +176,7 @@ class Reconciler:
             return self._blocked(hints, scope, started, error)
         if scope.everything:
             self._looked_at_all = started
+        self._believes_state = True
 
         # Bring claims up to date, and their journal to disk, before anything follows from them.
         holds = await self._advance_claims(inventory, disk)
@@ -290,7 +296,7 @@ class Reconciler:
     def _scope(self, hints: Sequence[Hint], now: float) -> Scope:
         """What this pass reads: what the hints name, and whatever is waited for."""
         booting = not self.ready.is_set() and self._state.inventory.environment.udev_queue
-        if now >= self._resync_at or booting:
+        if now >= self._resync_at or booting or not self._believes_state:
             return EVERYTHING
         memory = self._state.memory
         awaited = {w.address for w in self._state.withheld if w.reason in TRANSIENT}
@@ -390,13 +396,21 @@ class Reconciler:
         self._state = dataclasses.replace(
             before, passes=before.passes + 1, problems=(error.sentence,)
         )
-        self._looked_at_all = -math.inf
-        self._wake_at = self._clock() + self._rules.resync_blind
+        self._believes_state = False
+        now = self._clock()
+        self._looked_at_all = now  # in vain: it is tried again by `wake_at`
+        self._wake_at = now + self._rules.resync_blind
+        if not self.ready.is_set():
+            wait_until = self._started + self._rules.ready_timeout
+            if now >= wait_until:
+                self.ready.set()  # and not healthy, which the state says
+            else:
+                self._wake_at = min(self._wake_at, wait_until)
         report = PassReport(
             id=self._state.passes,
             reasons=Counter(hint.reason for hint in hints),
             started=started,
-            duration=self._clock() - started,
+            duration=now - started,
             looked_at=None if scope.everything else len(scope.addresses),
             problems=(error.sentence,),
         )

@@ -41,6 +41,8 @@ class Rig:
 
     def __init__(self, folder: Path) -> None:
         self.now = 1000.0
+        self.slowness = 0.0
+        """Seconds that pass between two looks at the clock."""
         self.events: list[Uevent] = []
         self.kernel = Kernel(folder / "host", self.events.append)
         self.specs = folder / "cdi"
@@ -71,8 +73,13 @@ class Rig:
             rules=self.rules,
             on_pass=lambda report, _state: self.reports.put_nowait(report),
             blind=lambda: self.blind,
-            clock=lambda: self.now,
+            clock=self.clock,
         )
+
+    def clock(self) -> float:
+        """What the agent takes for the time."""
+        self.now += self.slowness
+        return self.now
 
     async def do(self, action: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
         """Let something happen to the host; it reads and writes files, so in a thread."""

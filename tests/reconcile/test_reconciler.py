@@ -233,6 +233,30 @@ class TestFailures:
         assert one_gpu.published() == {"intel.com/gpu": [NAME_B50]}
         assert one_gpu.reconciler.snapshot().problems == ()
 
+    async def test_what_cannot_be_read_is_tried_again_by_the_clock_or_by_a_message(
+        self, one_gpu: Rig
+    ) -> None:
+        """And everything is looked at then, whatever the message was about."""
+        await one_gpu.do(os.rename, one_gpu.specs, one_gpu.specs.with_name("away"))
+        await one_gpu.do(one_gpu.specs.symlink_to, "away")
+        one_gpu.inbox.order(Stop())
+        await asyncio.wait_for(one_gpu.reconciler.run(), 10)
+        assert [one_gpu.reports.get_nowait().result for _ in range(3)] == ["ok", "ok", "failed"]
+        assert one_gpu.reports.empty(), "it is not tried again before its time"
+        await one_gpu.do(one_gpu.specs.unlink)
+        await one_gpu.do(os.rename, one_gpu.specs.with_name("away"), one_gpu.specs)
+        report = await one_gpu.step(0, Hint(reason="kernel", node_path="/dev/dri/card0"))
+        assert (report.result, report.looked_at) == ("ok", None)
+
+    async def test_a_start_that_can_read_nothing_ends_too(self, rig: Rig) -> None:
+        """READY comes after ``ready_timeout``; what is wrong is for health to say."""
+        await rig.do(rig.specs.symlink_to, "away")
+        await rig.step()
+        assert not rig.reconciler.ready.is_set()
+        await rig.step(rig.rules.ready_timeout)
+        assert rig.reconciler.ready.is_set()
+        assert rig.reconciler.snapshot().problems
+
 
 class TestLog:
     async def test_one_line_a_pass_that_says_what_changed(self, rig: Rig) -> None:
@@ -252,6 +276,15 @@ class TestLog:
 
 class TestRun:
     async def test_stops_after_the_pass_that_is_under_way(self, rig: Rig) -> None:
+        rig.inbox.order(Stop())
+        await asyncio.wait_for(rig.reconciler.run(), 10)
+        assert rig.reconciler.snapshot().passes == 1
+
+    async def test_a_host_slower_than_its_timers_hears_all_the_same_that_it_is_to_stop(
+        self, rig: Rig
+    ) -> None:
+        """Each pass takes longer than ``resync``, so the next one is due when it ends."""
+        rig.slowness = rig.rules.resync
         rig.inbox.order(Stop())
         await asyncio.wait_for(rig.reconciler.run(), 10)
         assert rig.reconciler.snapshot().passes == 1
