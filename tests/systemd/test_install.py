@@ -20,6 +20,11 @@ for folder in etc opt var; do
 done
 mkdir -p /mnt/run && mount --bind /mnt/run /run
 cd "$1"
+mkdir /opt/other && touch /opt/other/file
+for verb in '' uninstall; do
+  ! PREFIX=/opt/other/ systemd/install $verb || exit 3
+done
+test -e /opt/other/file && rm -r /opt/other
 systemd/install
 cat /opt/cdi-agent/bin/cdi-agent | head -n 1
 systemd-analyze verify /etc/systemd/system/cdi-agent.service
@@ -44,6 +49,8 @@ def test_installs_a_working_service_and_takes_it_away_again() -> None:
         check=False,
     )
     assert process.returncode == 0, process.stderr
+    refusal = "PREFIX=/opt/other is there and holds something else than cdi-agent"
+    assert process.stderr.count(refusal) == 2
     installed, _, left = process.stdout.partition("cdi-agent is gone; /etc/cdi-agent stays.\n")
     assert "#!/opt/cdi-agent/bin/python" in installed
     assert "/etc/cdi-agent/config.yaml is good" in installed
