@@ -57,11 +57,12 @@ class Inbox:
     """The bounded queue between everything that happens and the one task that reacts.
 
     Args:
-        size: How many messages may wait.
+        size: How many messages may wait before a hint is one too many.
     """
 
     def __init__(self, size: int = 4096) -> None:
-        self._queue: asyncio.Queue[Message] = asyncio.Queue(maxsize=size)
+        self._queue: asyncio.Queue[Message] = asyncio.Queue()  # of hints no more than `size`
+        self._size = size
         self._lost: Hint | None = None
         self.received: Counter[str] = Counter()
         """Hints by reason, lost ones included."""
@@ -75,23 +76,18 @@ class Inbox:
     def hint(self, hint: Hint) -> None:
         """Add a hint; never blocks and never fails."""
         self.received[hint.reason] += 1
-        try:
+        if self._queue.qsize() < self._size:
             self._queue.put_nowait(hint)
-        except asyncio.QueueFull:
-            if self._lost is None:
-                self.overflows += 1
-                self._lost = Hint(reason="queue-full", everything=True, received=hint.received)
+        elif self._lost is None:
+            self.overflows += 1
+            self._lost = Hint(reason="queue-full", everything=True, received=hint.received)
 
     def order(self, message: Order) -> None:
-        """Add a message that must not be lost: for it, hints that wait become "everything"."""
-        try:
-            self._queue.put_nowait(message)
-        except asyncio.QueueFull:
-            waiting = [self._queue.get_nowait() for _ in range(self._queue.qsize())]
-            orders = [other for other in waiting if not isinstance(other, Hint)]
-            for other in (*orders, message):
-                self._queue.put_nowait(other)
-            self._lost = Hint(reason="queue-full", everything=True)
+        """Add a message that must not be lost, however full the queue is; never blocks or fails.
+
+        Orders are few: each comes from a person, a signal, or an effect that was started.
+        """
+        self._queue.put_nowait(message)
 
     async def batch(self, timeout: float | None) -> list[Message]:  # noqa: ASYNC109 - empty is an answer, no error
         """Everything that waits, after waiting for one message; empty if none came in time.

@@ -1,7 +1,7 @@
 """The queue is bounded, loses only hints, and says so."""
 
 from agent.host.model import Hint
-from agent.reconcile.messages import Inbox, Stop
+from agent.reconcile.messages import Inbox, Order, Pause, Stop
 
 
 def hint(number: int) -> Hint:
@@ -35,11 +35,16 @@ async def test_a_full_queue_means_look_at_everything_once() -> None:
     assert await inbox.batch(None) == [hint(7)]
 
 
-async def test_an_order_is_never_lost() -> None:
+async def test_an_order_is_never_lost_and_never_refused() -> None:
+    """However many wait: hints and orders that nobody has taken for a while, as on a slow disk."""
     inbox = Inbox(size=2)
     for number in range(5):
         inbox.hint(hint(number))
-    inbox.order(Stop())
+    orders: list[Order] = [Pause(paused=bool(number % 2)) for number in range(5)]
+    orders.append(Stop())
+    for order in orders:
+        inbox.order(order)
+    inbox.hint(hint(5))
     batch = await inbox.batch(None)
-    assert isinstance(batch[0], Stop)
+    assert [message for message in batch if not isinstance(message, Hint)] == orders
     assert any(isinstance(message, Hint) and message.everything for message in batch)
