@@ -103,6 +103,23 @@ EVENTS: Final[Mapping[str, Event]] = {
     "spec-record-unwritable": Event(
         "error", "The record of our spec files cannot be written; said once until it can."
     ),
+    "write-hung": Event(
+        "error",
+        "A write to a device did not come back in time. Nothing else is written to it until it "
+        "does; everything else goes on.",
+    ),
+    "write-returned": Event("warning", "A write that had hung has come back after all."),
+    "child-failed": Event(
+        "error", "A child of the agent ended without an answer; `said` is its last word. A bug."
+    ),
+    "override-unknown": Event(
+        "warning",
+        "A device's `driver_override` could not be read in time, so the device is not moved.",
+    ),
+    "holders-unknown": Event(
+        "warning",
+        "Not every process could be asked whether it holds a node open; `problem` says why.",
+    ),
     "source-up": Event("info", "A source of events hears (again)."),
     "source-deaf": Event(
         "warning",

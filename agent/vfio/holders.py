@@ -1,0 +1,223 @@
+"""The child that finds out who has a node open, by asking /proc about every process.
+
+Run as a script like ``writer``: ``python -I -S holders.py PROC DEV ADDRESSES PATH …``. Each line of
+its output is a JSON object: a process that holds one of the nodes (``pid``, ``command``, ``path``),
+or why not all could be seen (``blind``). The last is ``{"done": true}``; without it the output says
+nothing.
+
+**What counts.** A descriptor of one of the nodes, known by its device number: so a container's own
+nodes, bind mounts and other names are found, and another card under the same name is not taken for
+ours. A node that cannot be examined is known by its path. A device of VFIO can also be open without
+its group: such a descriptor has no path, and only newer kernels say which function it is. If that
+is not said, and its process has no group open that could explain it, it may be ours, so it counts.
+What holds a device without a descriptor of its process (a mapping, a message under way, a thread
+with a table of its own) is not looked for: DRM lets a card go all the same, and VFIO waits for it
+in ``unbind``, which is then hung until that ends.
+
+**What blocks.** Reading a link in ``/proc/<pid>/fd`` never does. Looking at the file behind it may,
+if that is another machine's and that machine is down, so files below such a mount are left out:
+they are no device nodes. Whatever needs a process's memory (``maps``, ``cmdline``) waits for its
+locks and is not read.
+
+**What cannot be seen.** Without CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH other processes hide their
+descriptors, or themselves; in a container's own process namespace all others are missing.
+"""
+
+import json
+import os
+import re
+import stat
+import sys
+from _collections_abc import Iterator  # see writer
+
+MAX_HOLDERS = 50
+"""More are not listed: people read them, and the output has to fit into a pipe."""
+
+FIRST_KERNEL_THREAD = (2, "kthreadd")
+"""Visible in the first process namespace, and in no other."""
+
+CAP_DAC_OVERRIDE = 1
+CAP_DAC_READ_SEARCH = 2
+CAP_SYS_PTRACE = 19
+
+MOUNT = re.compile(r"^(?:\S+ ){4}(\S+) .*? - (\S+) ", re.MULTILINE)
+"""A line of mountinfo: where it is mounted, and the type of the file system."""
+
+REMOTE = re.compile(
+    r"9p|afs|autofs|beegfs|ceph|cifs|coda|fuse|gfs2|glusterfs|gpfs|lustre|ncp|nfs|ocfs2|orangefs"
+    r"|smb|virtiofs|wekafs"
+)
+"""How the names of file systems begin that can keep one waiting for somebody else."""
+
+VFIO_DEVICE = "anon_inode:[vfio-device]"
+VFIO_GROUP = re.compile(r"/dev/vfio/(?:noiommu-)?[0-9]+")
+VFIO_FUNCTION = re.compile(r"^vfio-device-syspath:\s*(\S+)", re.MULTILINE)
+
+
+class Nodes:
+    """What is looked for.
+
+    Args:
+        dev: Where the nodes of the host are.
+        addresses: The functions that they belong to.
+        paths: Their paths, as ``/dev/…``.
+    """
+
+    def __init__(self, dev: str, addresses: list[str], paths: list[str]) -> None:
+        self.addresses = addresses
+        self.on_vfio = any(map(VFIO_GROUP.fullmatch, paths))
+        self.by_number: dict[int, str] = {}
+        self.by_path = set(paths)
+        for path in paths:
+            try:
+                found = os.stat(dev + path.removeprefix("/dev"), follow_symlinks=False)
+            except OSError:
+                continue
+            if stat.S_ISCHR(found.st_mode):
+                self.by_number[found.st_rdev] = path
+                self.by_path.discard(path)
+
+
+class Mounts:
+    """Where processes see the files of other machines; read once for each mount namespace."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {}
+        self._remote: tuple[str, ...] = ()
+        self._local: tuple[str, ...] = ()
+
+    def enter(self, process: str) -> None:
+        """See files as that process does from now on."""
+        try:
+            namespace = os.readlink(f"{process}/ns/mnt")
+        except OSError:
+            namespace = process
+        if namespace not in self._known:
+            self._known[namespace] = self._read(process)
+        self._remote, self._local = self._known[namespace]
+
+    def is_remote(self, path: str) -> bool:
+        """Whether the file may be another machine's: the innermost mount decides."""
+        if not path.startswith(self._remote):
+            return False
+        innermost = max(len(point) for point in self._remote if path.startswith(point))
+        return not any(len(p) > innermost and path.startswith(p) for p in self._local)
+
+    @staticmethod
+    def _read(process: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        remote: list[str] = []
+        local: list[str] = []
+        for found in MOUNT.finditer(read(f"{process}/mountinfo")):
+            point = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), found[1])
+            (remote if REMOTE.match(found[2]) else local).append(point)
+        return tuple(f"{p.rstrip('/')}/" for p in remote), tuple(local)
+
+
+def scan(proc: str, nodes: Nodes) -> Iterator[dict[str, object]]:
+    """Yield every process that holds one of the nodes, and what could not be seen."""
+    for reason in blind_spots(proc):
+        yield {"blind": reason}
+    mounts = Mounts()
+    count = 0
+    for pid in sorted(int(name) for name in os.listdir(proc) if name.isdecimal()):
+        process = f"{proc}/{pid}"
+        try:
+            path = held_by(process, nodes, mounts)
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it has ended
+        except OSError as error:
+            yield {"blind": f"process {pid} cannot be examined: {error.strerror}"}
+            count += 1
+        else:
+            if path is not None:
+                yield {"pid": pid, "command": read(f"{process}/comm").strip(), "path": path}
+                count += 1
+        if count == MAX_HOLDERS:
+            return
+
+
+def held_by(process: str, nodes: Nodes, mounts: Mounts) -> str | None:
+    """One of the nodes that a process has open, if it has one open.
+
+    Raises:
+        OSError: It cannot be examined, or has ended.
+    """
+    mounts.enter(process)
+    names = os.listdir(f"{process}/fd")
+    if names:
+        return held_in(f"{process}/fd", names, nodes, mounts)
+    # A process whose first thread has ended shows nothing, though its other threads hold it all.
+    # (A kernel thread shows nothing either, and is one task.)
+    for task in os.listdir(f"{process}/task"):
+        folder = f"{process}/task/{task}/fd"
+        path = held_in(folder, os.listdir(folder), nodes, mounts)
+        if path is not None:
+            return path
+    return None
+
+
+def held_in(folder: str, names: list[str], nodes: Nodes, mounts: Mounts) -> str | None:
+    """One of the nodes to which descriptors in a folder lead."""
+    devices: list[str] = []
+    groups = False
+    for name in names:
+        entry = f"{folder}/{name}"
+        try:
+            target = os.readlink(entry)
+            if target in nodes.by_path:
+                return target
+            if target == VFIO_DEVICE:
+                devices.append(name)
+            elif target.startswith("/") and not mounts.is_remote(target):
+                groups = groups or VFIO_GROUP.fullmatch(target) is not None
+                path = nodes.by_number.get(os.stat(entry).st_rdev)
+                if path is not None:
+                    return path
+        except (PermissionError, ProcessLookupError):
+            raise
+        except OSError:
+            continue  # closed meanwhile, or on a broken mount, which has no device nodes
+    for name in devices if nodes.on_vfio else ():
+        said = VFIO_FUNCTION.search(read(f"{folder}info/{name}"))
+        if os.path.basename(said[1]) in nodes.addresses if said is not None else not groups:
+            return VFIO_DEVICE
+    return None
+
+
+def blind_spots(proc: str) -> Iterator[str]:
+    """Yield why processes may be missing, or hide what they have open."""
+    if not os.path.lexists(f"{proc}/self"):
+        yield f"there is no procfs at {proc}"
+    capabilities = re.search(r"^CapEff:\s*([0-9a-f]+)$", read(f"{proc}/self/status"), re.MULTILINE)
+    if capabilities is None:
+        return  # a simulated host's, which hides nothing
+    has = int(capabilities[1], 16)
+    if not has & 1 << CAP_SYS_PTRACE:
+        yield "the agent lacks CAP_SYS_PTRACE"
+    if not has & (1 << CAP_DAC_READ_SEARCH | 1 << CAP_DAC_OVERRIDE):
+        yield "the agent lacks CAP_DAC_READ_SEARCH"
+    pid, name = FIRST_KERNEL_THREAD
+    if read(f"{proc}/{pid}/comm").strip() != name:
+        yield f"{proc} shows the processes of a container, not those of the host"
+
+
+def read(path: str) -> str:
+    """A file of /proc; nothing if it has gone."""
+    try:
+        with open(path, encoding="utf-8", errors="backslashreplace") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def main(arguments: list[str]) -> None:
+    """Look for the nodes that the arguments name."""
+    os.closerange(3, 1 << 20)
+    proc, dev, addresses, *paths = arguments
+    for found in scan(proc, Nodes(dev, addresses.split(","), paths)):
+        sys.stdout.write(f"{json.dumps(found)}\n")
+    sys.stdout.write(f"{json.dumps({'done': True})}\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

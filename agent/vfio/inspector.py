@@ -1,0 +1,215 @@
+"""Finds out what a look must not ask, because asking may block or needs rights.
+
+Everything is asked at once, and what is not known in time is unknown. A question whose child is
+still stuck from the last time is not asked again, so stuck children do not pile up.
+"""
+
+import asyncio
+import collections
+import os
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+import structlog
+
+from agent.host.files import read_regular
+from agent.host.model import Address
+from agent.vfio import holders, modules
+from agent.vfio.children import PYTHON, Child, Children
+from agent.vfio.managed import managers
+from agent.vfio.model import Holder, Inspect, Inspection
+from agent.vfio.roots import Roots, Timeouts
+from agent.vfio.writer import parse
+
+_log = structlog.get_logger()
+
+HOLDERS: Final = (*PYTHON, holders.__file__)
+
+_READERS: Final = 16
+"""Attributes that are read at a time; each costs a process."""
+
+
+class _UnknownError(Exception):
+    """A question has no answer; the text says why."""
+
+
+class _Line(msgspec.Struct):
+    """One line of what the child says that looks for holders."""
+
+    pid: int = 0
+    command: str = ""
+    path: str = ""
+    blind: str = ""
+    done: bool = False
+
+
+_DECODER: Final = msgspec.json.Decoder(_Line)
+
+
+class Inspector:
+    """Answers ``Inspect``.
+
+    Args:
+        children: Starts children.
+        roots: Where the parts of the host are.
+        timeouts: How long each question may take.
+        reader: The program that reads an attribute, as ``agent/vfio/writer.py``.
+        load: Makes the command that loads a driver's module.
+    """
+
+    def __init__(
+        self,
+        children: Children,
+        *,
+        roots: Roots,
+        timeouts: Timeouts,
+        reader: Sequence[str],
+        load: Callable[[str], Sequence[str]],
+    ) -> None:
+        self._children = children
+        self._roots = roots
+        self._timeouts = timeouts
+        self._reader = tuple(reader)
+        self._load = load
+        self._stuck: dict[str, Child] = {}
+        self._reading = asyncio.Semaphore(_READERS)
+        self._loading: collections.defaultdict[str, asyncio.Lock] = collections.defaultdict(
+            asyncio.Lock
+        )
+
+    async def inspect(self, effect: Inspect) -> Inspection:
+        """Find out what an effect wants to know."""
+        roots = self._roots
+        async with asyncio.TaskGroup() as group:
+            overrides = [group.create_task(self._override(each)) for each in effect.addresses]
+            drivers = [group.create_task(self._unavailable(each)) for each in effect.drivers]
+            held = group.create_task(self._holders(effect))
+            managed = group.create_task(
+                asyncio.to_thread(managers, effect.addresses, etc=roots.etc, run=roots.run)
+            )
+        found, blind = held.result()
+        return Inspection(
+            effect,
+            overrides=tuple(each for task in overrides for each in task.result()),
+            holders=found,
+            holders_known=not blind,
+            blind=blind,
+            managed=managed.result(),
+            unavailable=tuple(each for task in drivers for each in task.result()),
+            noiommu=await asyncio.to_thread(self._noiommu),  # once its module is there
+        )
+
+    async def _override(self, address: Address) -> tuple[tuple[Address, str | None], ...]:
+        """The ``driver_override`` of a function, if it can be had."""
+        path = f"{self._roots.sys}/bus/pci/devices/{address}/driver_override"
+        async with self._reading:
+            try:
+                child = await self._ask((*self._reader, "read", path), self._timeouts.read)
+                override = _override_in(child.output())
+            except _UnknownError as error:
+                _log.warning("override-unknown", function=address, problem=str(error))
+                return ()
+        return ((address, override),)
+
+    async def _holders(self, effect: Inspect) -> tuple[tuple[Holder, ...], tuple[str, ...]]:
+        """Who holds the nodes, and why there may be others."""
+        if not effect.node_paths:
+            return (), ()
+        roots = self._roots
+        argv = (*HOLDERS, roots.proc, roots.dev, ",".join(effect.addresses), *effect.node_paths)
+        try:
+            child = await self._ask(argv, self._timeouts.holders)
+            lines = _lines_in(child.output())
+        except _UnknownError as error:
+            lines = [_Line(blind=str(error))]
+        found = tuple(Holder(line.pid, line.command, line.path) for line in lines if line.pid)
+        blind = tuple(line.blind for line in lines if line.blind)
+        if blind:
+            _log.warning("holders-unknown", problem=blind[0], more=len(blind) - 1)
+        return found, blind
+
+    async def _unavailable(self, driver: str) -> tuple[tuple[str, str], ...]:
+        """Why a driver is not to be had; nothing if it is there or could be loaded."""
+        if not modules.is_driver_name(driver):
+            return ((driver, "no driver can be called so"),)
+        sys = self._roots.sys
+        async with self._loading[driver]:
+            if await asyncio.to_thread(modules.registered, sys, driver) is not None:
+                return ()
+            try:
+                child = await self._ask(self._load(driver), self._timeouts.load)
+            except _UnknownError as error:
+                return ((driver, f"its module could not be loaded: {error}"),)
+            if await asyncio.to_thread(modules.registered, sys, driver) is not None:
+                return ()
+            said = _one_line(child.output()) if child.gone.result() else ""
+            where = self._roots.modules
+            reason = await asyncio.to_thread(modules.missing, driver, said, modules=where)
+            return ((driver, reason),)
+
+    def _noiommu(self) -> bool:
+        path = f"{self._roots.sys}/module/vfio/parameters/enable_unsafe_noiommu_mode"
+        try:
+            return read_regular(path, 4096).strip() in (b"Y", b"1")
+        except OSError:
+            return False
+
+    async def _ask(self, argv: Sequence[str], seconds: float) -> Child:
+        """Let a child find something out.
+
+        Raises:
+            _UnknownError: It did not end in time.
+        """
+        question = " ".join(argv)
+        if question in self._stuck:
+            raise _UnknownError(f"process {self._stuck[question].pid} is still stuck in it")
+        try:
+            child = self._children.start(argv)
+        except OSError as error:
+            raise _UnknownError(f"{argv[0]}: {error.strerror}") from error
+        if not await child.ends_within(seconds):
+            self._stuck[question] = child
+            child.gone.add_done_callback(lambda _: self._stuck.pop(question, None))
+            child.kill()
+            raise _UnknownError(f"it did not end in {seconds:g} s")
+        return child
+
+
+def _override_in(output: bytes) -> str | None:
+    """The ``driver_override`` that a child has read; None if none is set.
+
+    Raises:
+        _UnknownError: It could not read it.
+    """
+    answer = parse(output)
+    if answer is None:
+        raise _UnknownError(_one_line(output))
+    code, content = answer
+    if code:
+        raise _UnknownError(os.strerror(code))
+    if not content.isascii():
+        raise _UnknownError("it is no text")
+    text = content.decode().removesuffix("\n")
+    return None if text in ("(null)", "") else text
+
+
+def _lines_in(output: bytes) -> list[_Line]:
+    """All that the child had to say which looks for holders.
+
+    Raises:
+        _UnknownError: It did not come to its end.
+    """
+    try:
+        lines = _DECODER.decode_lines(output)
+    except msgspec.DecodeError:
+        raise _UnknownError(_one_line(output)) from None
+    if not lines or not lines[-1].done:
+        raise _UnknownError("not all processes could be asked")
+    return lines
+
+
+def _one_line(output: bytes) -> str:
+    """What a child had to say, fit for a sentence."""
+    text = " ".join(output.decode("utf-8", "replace").split())[-200:]
+    return "".join(char if char.isprintable() else "?" for char in text)

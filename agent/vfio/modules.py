@@ -1,0 +1,157 @@
+"""Which VFIO driver suits a function best, and how a driver that is not there yet is had.
+
+**The best driver.** A VFIO driver for certain hardware can do more than ``vfio-pci`` (migrate a
+virtual machine, say). Such drivers announce themselves in ``modules.alias`` with aliases of their
+own kind, ``vfio_pci:v00008086d…``, matched as kmod matches the ones for native drivers; the one
+with the fewest wildcards is meant. What an alias names is a module. A driver's own name differs
+from its module's in dashes at most, or is a link in ``/sys/module/<module>/drivers``.
+
+**Loading.** The agent has no right to load modules. systemd's ``modprobe@.service`` loads them for
+it; without systemd, modprobe is run, which works where the agent may.
+
+`Aliases` is a value; reading it blocks and belongs in a thread.
+"""
+
+import dataclasses
+import fnmatch
+import os
+import re
+from typing import Final
+
+from agent.host.files import read_regular
+from agent.host.model import Function, normalise_driver
+
+GENERIC: Final = "vfio-pci"
+
+_MAX_SIZE: Final = 64 * 1024 * 1024
+"""Bytes of modules.alias; a distribution's kernel has one to two MiB."""
+_ALIAS: Final = re.compile(rb"^alias vfio_pci:(\S{1,200}) ([A-Za-z0-9_-]{1,64})$", re.MULTILINE)
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
+
+
+def is_driver_name(name: str) -> bool:
+    """Whether a driver could be called so; anything else must get neither into a path nor argv."""
+    return _NAME.fullmatch(name) is not None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Aliases:
+    """The VFIO drivers that announce what they are for, the most specific alias first."""
+
+    patterns: tuple[tuple[str, str], ...] = ()
+    """Pairs of a pattern as ``v00008086d0000E212sv*sd*bc*sc*i*`` and a module."""
+
+    @classmethod
+    def parse(cls, content: bytes) -> "Aliases":
+        """Find them in what ``modules.alias`` holds."""
+        found = {
+            (match[1].decode("ascii", "replace"), match[2].decode("ascii"))
+            for match in _ALIAS.finditer(content)
+        }
+        return cls(tuple(sorted(found, key=lambda pair: (pair[0].count("*"), pair))))
+
+    @classmethod
+    def read(cls, path: str) -> "Aliases":
+        """Read them; none if there is no such file or it is none.
+
+        Args:
+            path: As ``/lib/modules/6.12.0/modules.alias``.
+        """
+        try:
+            return cls.parse(read_regular(path, _MAX_SIZE))
+        except OSError:
+            return cls()
+
+    def best(self, function: Function) -> str:
+        """The driver that suits a function best; ``vfio-pci`` suits every one."""
+        name = modalias(function)
+        for pattern, module in self.patterns:
+            if fnmatch.fnmatchcase(name, pattern):
+                return normalise_driver(module)
+        return GENERIC
+
+
+def modalias(function: Function) -> str:
+    """What a function is, as the kernel writes it in ``modalias`` after ``pci:``."""
+    code = function.class_code
+    return (
+        f"v{function.vendor:08X}d{function.device:08X}"
+        f"sv{function.subsystem_vendor or 0:08X}sd{function.subsystem_device or 0:08X}"
+        f"bc{code >> 16 & 0xFF:02X}sc{code >> 8 & 0xFF:02X}i{code & 0xFF:02X}"
+    )
+
+
+def aliases_path(modules: str = "/lib/modules") -> str:
+    """Where the aliases of the running kernel's modules are."""
+    return f"{modules}/{os.uname().release}/modules.alias"
+
+
+def registered(sys: str, driver: str) -> str | None:
+    """The kernel's name of a PCI driver that is there; None if it is not.
+
+    Args:
+        sys: Where sysfs is.
+        driver: Its name, or that of its module, with dashes or underscores.
+    """
+    try:
+        names = os.listdir(f"{sys}/bus/pci/drivers")
+    except OSError:
+        return None
+    if driver in names:
+        return driver
+    wanted = normalise_driver(driver)
+    for name in names:
+        if normalise_driver(name) == wanted:
+            return name
+    try:
+        links = os.listdir(f"{sys}/module/{wanted.replace('-', '_')}/drivers")
+    except OSError:
+        return None
+    return next((name.removeprefix("pci:") for name in sorted(links) if name[:4] == "pci:"), None)
+
+
+def load_command(driver: str, *, run: str = "/run") -> tuple[str, ...]:
+    """The command that loads a driver's module.
+
+    Args:
+        driver: A driver's or module's name, checked by `is_driver_name`.
+        run: Where the host's /run is; ``systemd/system`` in it says that systemd is in charge.
+    """
+    # In the name of a unit a dash would stand for a slash.
+    module = driver.replace("-", "_")
+    if os.path.isdir(f"{run}/systemd/system"):
+        # Not `start`: some versions keep the unit active, and the module may be gone again.
+        return ("systemctl", "restart", "--quiet", f"modprobe@{module}.service")
+    return ("modprobe", "--quiet", "--", module)
+
+
+def missing(driver: str, said: str, *, modules: str = "/lib/modules") -> str:
+    """Why a driver is not there although loading its module was tried.
+
+    Args:
+        driver: Its name.
+        said: What the command that loads modules had to say.
+        modules: Where the modules of all kernels are.
+    """
+    folder = f"{modules}/{os.uname().release}"
+    module = driver.replace("-", "_")
+    if said:
+        return f"its module {module} cannot be loaded: {said}"
+    if not os.path.isdir(folder):
+        return f"the running kernel's modules are not at {folder}"
+    if not _has_module(folder, module):
+        return f"{folder} has no module {module}"
+    return f"loading its module {module} had no effect; `modprobe {module}` may say why"
+
+
+def _has_module(folder: str, module: str) -> bool:
+    """Whether the running kernel has a module, built in or as a file."""
+    name = re.escape(module).replace("_", "[-_]").encode()
+    pattern = re.compile(rb"(?:^|/)%s\.ko(?:\.\w+)?(?::|$)" % name, re.MULTILINE)
+    for index in ("modules.builtin", "modules.dep"):
+        try:
+            if pattern.search(read_regular(f"{folder}/{index}", _MAX_SIZE)):
+                return True
+        except OSError:
+            continue
+    return False

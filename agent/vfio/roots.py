@@ -1,0 +1,29 @@
+"""Where effects find the host, and how long they may take; plain values."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Roots:
+    """Where the parts of the host are that effects read or write."""
+
+    sys: str = "/sys"
+    dev: str = "/dev"
+    proc: str = "/proc"
+    run: str = "/run"
+    etc: str = "/etc"
+    modules: str = "/lib/modules"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Timeouts:
+    """How long each child may take, in seconds."""
+
+    write: float = 30.0
+    """A driver that leaves waits for its hardware, and one that comes loads firmware."""
+    read: float = 2.0
+    """``driver_override`` comes at once, unless somebody holds its device's lock."""
+    holders: float = 10.0
+    """Asking every process of the host."""
+    load: float = 30.0
+    """Loading a module."""
