@@ -1,9 +1,9 @@
 """The service: builds the objects, starts them in the order that matters, ends them in order.
 
-**Start.** Signal handlers first, so that nothing is ever ended half-way. Then the lock: one
-instance writes. Then both sources are opened, and collect messages from here on. Only then comes
-the first look, so what happens in between is not lost. READY is said when the first passes are
-done, and not before: engines are ordered after this unit and start containers then.
+**Start.** The caller has made sure that no other instance writes. Signal handlers come first, so
+that nothing is ever ended half-way. Then both sources are opened, and collect messages from here
+on. Only then comes the first look, so what happens in between is not lost. READY is said when the
+first passes are done, and not before: engines are ordered after this unit: containers start then.
 
 **Root tasks** live in one task group, each named. One that returns, or raises what is not
 expected, is a bug: it ends the process, systemd starts it again, and a start is as good as any
@@ -16,13 +16,10 @@ Then everything else is cancelled. The spec files stay (containers go on), unles
 
 import asyncio
 import contextlib
-import fcntl
-import os
 import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, MutableMapping
-from pathlib import Path
 from typing import Final, NoReturn
 
 import msgspec
@@ -34,7 +31,7 @@ from agent.config import Config
 from agent.control.pages import application, document, probe
 from agent.control.server import MetricsServer
 from agent.control.sockets import parse_address, passed_sockets
-from agent.errors import AgentError, AlreadyRunningError, SourceUnavailableError, StoreError
+from agent.errors import AgentError, SourceUnavailableError, StoreError
 from agent.host.model import Hint
 from agent.host.monitor import Monitor, SourceState
 from agent.observe.health import Verdict, health, readiness
@@ -105,7 +102,7 @@ class Daemon:
         self._metrics.kinds = _kinds(self._parts)
 
     async def run(self) -> None:
-        """Serve until SIGTERM or SIGINT; the caller holds the `instance_lock`."""
+        """Serve until SIGTERM or SIGINT."""
         with self._signals(asyncio.get_running_loop()):
             _log.info("started", version=__version__, directory=self._config.cdi.directory)
             await asyncio.to_thread(self._open_sources)
@@ -279,40 +276,6 @@ class Daemon:
                 await self._parts.store.apply(DeleteSpec(path, kind))
             except StoreError as error:
                 _log.error("spec-delete-failed", path=path, problem=error.sentence, hint=error.hint)
-
-
-@contextlib.contextmanager
-def instance_lock(state_directory: Path) -> Iterator[None]:
-    """Hold the lock that lets one instance write.
-
-    A state directory that cannot be written gives no lock, and is no reason not to serve: the
-    caller goes on, and the log says so.
-
-    Raises:
-        AlreadyRunningError: Another instance holds it.
-    """
-    try:
-        state_directory.mkdir(parents=True, exist_ok=True, mode=0o755)
-        lock = os.open(state_directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        _log.warning(
-            "no-lock",
-            path=str(state_directory),
-            problem=f"the state directory cannot be written ({error.strerror}): nothing keeps a "
-            "second instance away, and the record of spec files is lost at the end",
-        )
-        yield
-        return
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError as error:
-        raise AlreadyRunningError(
-            f"another cdi-agent holds {state_directory}/lock",
-            hint="systemctl status cdi-agent; a second instance needs a state_directory of its own",
-        ) from error
-    finally:
-        os.close(lock)
 
 
 async def _endless(name: str, work: Coroutine[object, object, object]) -> NoReturn:

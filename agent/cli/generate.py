@@ -9,10 +9,10 @@ from pathlib import Path
 import click
 
 from agent import compose, config
+from agent.cli.lock import instance_lock
 from agent.cli.options import config_option
 from agent.cli.output import log_to_stderr
 from agent.cli.preview import preview
-from agent.daemon import instance_lock
 from agent.errors import ExitCode
 from agent.reconcile.messages import Inbox
 from agent.reconcile.reconciler import Reconciler

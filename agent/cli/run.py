@@ -10,8 +10,9 @@ import msgspec
 import structlog
 
 from agent import config
+from agent.cli.lock import instance_lock
 from agent.cli.options import config_option
-from agent.daemon import Daemon, instance_lock
+from agent.daemon import Daemon
 from agent.errors import AgentError, ExitCode
 from agent.observe import log as logs
 

@@ -202,7 +202,7 @@ class TestGenerate:
     def test_it_does_not_write_beside_the_service(
         self, run: Run, empty_host: str, tmp_path: Path
     ) -> None:
-        from agent.daemon import instance_lock
+        from agent.cli.lock import instance_lock
 
         stale = self.leave_a_stale_spec(tmp_path)
         with instance_lock(tmp_path / "state"):
