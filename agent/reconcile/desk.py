@@ -198,6 +198,7 @@ class Desk:
     async def _save(self) -> None:
         durable = self.claims.durable
         if durable == self._journal.saved:
+            self._journal_problem = ""
             return
         try:
             await self._journal.save(durable)
