@@ -7,6 +7,7 @@ goes on by itself when it has gone.
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 from agent.host.model import Function
 from agent.vfio.checks import find_holders
@@ -64,9 +65,7 @@ def freeing(turn: Turn, claim: Claim) -> Claim | None:
     if claim.record.recovery:
         _give_up(turn, claim, obstacle)
         return None
-    turn.wake(turn.now + turn.deadlines.poll)
-    claim = dataclasses.replace(claim, inspection=None, inspect_at=turn.now + turn.deadlines.poll)
-    return _hinder(turn, claim, obstacle)
+    return _hinder(turn, _later(turn, claim, turn.deadlines.poll), obstacle)
 
 
 def returning(turn: Turn, claim: Claim) -> Claim | None:
@@ -75,28 +74,24 @@ def returning(turn: Turn, claim: Claim) -> Claim | None:
     if not all(rests(turn, each, goal_back(each.origin)) for each in claim.functions):
         obstacle = hung(turn, claim)
         return claim if obstacle is None else _hinder(turn, claim, obstacle)
-    if any(each.written and not each.problem and not each.gone for each in claim.moving):
+    if _written(claim):
         return turn.enter(claim, Phase.VERIFYING)
     return _leave(turn, claim)
 
 
 def verifying(turn: Turn, claim: Claim) -> Claim | None:
-    """Has the override really gone? With it the device could not go back at the next boot of it."""
-    written = [each for each in claim.moving if each.written and not each.problem]
+    """Has the override really gone? With it left, a device cannot go where it belongs."""
     if claim.inspection is None:
-        return _ask(turn, claim, written, nodes=False)
+        return _ask(turn, claim, _written(claim), nodes=False)
     claim = _with_overrides(claim, claim.inspection)
     if all(rests(turn, each, goal_back(each.origin)) for each in claim.functions):
         return _leave(turn, claim)
-    unread = [each for each in written if each.override is None]
+    unread = [each for each in _written(claim) if each.override is None]
     if not unread:
         return turn.enter(claim, Phase.RETURNING)
-    if claim.looks < turn.deadlines.tries:
-        turn.wake(turn.now + turn.deadlines.retry)
-        return dataclasses.replace(
-            claim, inspection=None, inspect_at=turn.now + turn.deadlines.retry
-        )
-    return _leave(turn, _give_up_on(claim, unread))
+    if claim.looks >= turn.deadlines.tries:
+        return _leave(turn, _give_up_on(claim, unread))
+    return _later(turn, claim, turn.deadlines.retry)
 
 
 def restoring(turn: Turn, claim: Claim) -> Claim | None:
@@ -187,10 +182,15 @@ def _reachable(turn: Turn, claim: Claim) -> list[FunctionState]:
     return [each for each in claim.moving if each.address not in turn.children]
 
 
+def _written(claim: Claim) -> list[FunctionState]:
+    """The functions on which something of ours could be left."""
+    return [each for each in claim.moving if each.written and not (each.problem or each.gone)]
+
+
 def _ask(
     turn: Turn,
     claim: Claim,
-    states: list[FunctionState] | tuple[FunctionState, ...],
+    states: Sequence[FunctionState],
     *,
     nodes: bool = True,
 ) -> Claim:
@@ -203,6 +203,12 @@ def _ask(
     drivers = [each.origin.driver for each in states if each.origin.driver and each.origin.known]
     claim = turn.inspect(claim, (s.address for s in states), drivers if nodes else (), nodes=nodes)
     return dataclasses.replace(claim, looks=claim.looks + 1)
+
+
+def _later(turn: Turn, claim: Claim, seconds: float) -> Claim:
+    """Find out again in a moment what was found out now."""
+    turn.wake(turn.now + seconds)
+    return dataclasses.replace(claim, inspection=None, inspect_at=turn.now + seconds)
 
 
 def _in_the_way(turn: Turn, claim: Claim, inspection: Inspection) -> Problem | None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from agent.host.model import Function
 from agent.vfio.model import Code, Origin, Problem, Step, Write, Written
-from agent.vfio.moves import CLEAR, Goal, Override, has_driver, is_explained, next_step
+from agent.vfio.moves import CLEAR, Goal, Override, is_explained, next_step, override_for
 from agent.vfio.problems import problem
 from agent.vfio.state import Claim, FunctionState
 from agent.vfio.turn import Absence, Turn
@@ -43,15 +43,23 @@ def _drive(
     if function is Absence.GONE:
         return dataclasses.replace(state, gone=True)
     if isinstance(function, Function):
-        if not is_explained(function, state.origin):
+        if not _is_ours(claim, state, function):
             what = f"somebody else put {state.address} on {function.driver}"
             return dataclasses.replace(state, problem=problem(Code.CHANGED, what))
         step = next_step(function, goal, state.override)
         if step is None:
             return state
         if turn.may_write(claim, state.address):
-            return _write(turn, state, Write(claim.id, state.address, *step))
+            again = override_for(function, goal).value or CLEAR
+            return _write(turn, state, Write(claim.id, state.address, *step), again)
     return _wait(turn, state, late=late)
+
+
+def _is_ours(claim: Claim, state: FunctionState, function: Function) -> bool:
+    """Whether nobody else has moved a function: what the kernel chose at our word is our doing."""
+    probed = any(write.step is Step.PROBE for write in state.written)
+    forced = claim.record.recovery and claim.force
+    return probed or forced or is_explained(function, state.origin)
 
 
 def _wait(turn: Turn, state: FunctionState, *, late: bool) -> FunctionState:
@@ -63,28 +71,40 @@ def _wait(turn: Turn, state: FunctionState, *, late: bool) -> FunctionState:
     return state
 
 
-def _write(turn: Turn, state: FunctionState, write: Write) -> FunctionState:
-    tries = state.written.count(write)
-    if tries >= turn.deadlines.tries:
+def _write(turn: Turn, state: FunctionState, write: Write, override: str) -> FunctionState:
+    """Make the write that is due, unless it was made too often or a moment ago.
+
+    Args:
+        override: What the override has to be for it, in case that it did not take.
+    """
+    if state.written.count(write) >= turn.deadlines.tries:
         return dataclasses.replace(state, problem=_exhausted(turn, state, write))
-    if tries and turn.now < state.retry_at:
-        turn.wake(state.retry_at)
-        return state
+    if _is_in_vain(state, write):
+        if turn.now < state.retry_at:
+            turn.wake(state.retry_at)
+            return state
+        write = dataclasses.replace(write, step=Step.OVERRIDE, value=override)
     turn.do(write)
     return dataclasses.replace(state, writing=write, written=(*state.written, write))
 
 
+def _is_in_vain(state: FunctionState, write: Write) -> bool:
+    """Whether this very write was made, and nothing that could make a difference since."""
+    if write not in state.written:
+        return False
+    since = state.written[::-1].index(write)
+    return all(other.step is not Step.OVERRIDE for other in state.written[::-1][:since])
+
+
 def _exhausted(turn: Turn, state: FunctionState, write: Write) -> Problem:
     """Say what was tried in vain."""
-    function = turn.find(state.origin)
-    driver = function.driver if isinstance(function, Function) else None
     what = f"{_STEPS[write.step]} of {state.address} was written {turn.deadlines.tries} times,"
     if state.errno:
         name = errno.errorcode.get(state.errno, str(state.errno))
         result = f"and the kernel answered {name}"
     else:
         result = "which the kernel took without an effect"
-    return problem(Code.MOVE_FAILED, f"{what} {result}; it is on {driver or 'no driver'}")
+    return problem(Code.MOVE_FAILED, f"{what} {result}")
 
 
 def take_result(turn: Turn, state: FunctionState, result: Written) -> FunctionState:
@@ -111,11 +131,7 @@ def rests(turn: Turn, state: FunctionState, goal: Goal) -> bool:
     if state.writing or state.address in turn.children:
         return False
     function = turn.find(state.origin)
-    return (
-        isinstance(function, Function)
-        and has_driver(function, goal.driver)
-        and next_step(function, goal, state.override) is None
-    )
+    return isinstance(function, Function) and next_step(function, goal, state.override) is None
 
 
 def is_busy(turn: Turn, claim: Claim) -> bool:

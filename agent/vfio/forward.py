@@ -26,6 +26,8 @@ def checking(turn: Turn, claim: Claim) -> Claim | None:
     inspection = claim.inspection
     if inspection is None:
         return _inspect(turn, claim)
+    if _is_unread(turn, claim):
+        return claim
     problems = _look_again(turn, claim, inspection)
     if claim.dry_run:
         _tell(turn, claim, tuple(dict.fromkeys((*claim.findings, *problems))))
@@ -59,6 +61,8 @@ def guarding(turn: Turn, claim: Claim) -> Claim | None:
     inspection = claim.inspection
     if inspection is None:
         return _inspect(turn, claim)
+    if _is_unread(turn, claim):
+        return claim
     problems = _look_again(turn, claim, inspection)
     overrides = dict(inspection.overrides)
     for state in claim.moving:
@@ -147,6 +151,13 @@ def _inspect(turn: Turn, claim: Claim) -> Claim:
         (state.address for state in claim.moving),
         (state.origin.target for state in claim.moving if state.origin.target),
     )
+
+
+def _is_unread(turn: Turn, claim: Claim) -> bool:
+    """Whether the look does not have a function, and may have it in a moment."""
+    return any(
+        turn.find(state.origin) is Absence.UNREAD for state in claim.functions
+    ) and not turn.overdue(claim, turn.deadlines.move)
 
 
 def _look_again(turn: Turn, claim: Claim, inspection: Inspection) -> tuple[Problem, ...]:

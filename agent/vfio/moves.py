@@ -60,16 +60,21 @@ def next_step(function: Function, goal: Goal, override: Override | None) -> tupl
         function: As the latest look saw it.
         override: Its ``driver_override``; None if it is not known, and then it is written.
     """
-    arrived = has_driver(function, goal.driver)
-    keep = arrived or goal.driver is None
-    wanted = goal.override if keep else goal.driver or None
-    if override is None or not _same(override.value, wanted):
-        return Step.OVERRIDE, wanted or CLEAR
-    if arrived:
+    wanted = override_for(function, goal)
+    if override is None or not _same(override.value, wanted.value):
+        return Step.OVERRIDE, wanted.value or CLEAR
+    if has_driver(function, goal.driver):
         return None
     if function.driver is not None:
         return Step.UNBIND, function.address
     return Step.PROBE, function.address
+
+
+def override_for(function: Function, goal: Goal) -> Override:
+    """The override that a function needs now: the driver to bind, or in the end what it keeps."""
+    if goal.driver is None or has_driver(function, goal.driver):
+        return Override(goal.override)
+    return Override(goal.driver or None)
 
 
 def is_explained(function: Function, origin: Origin) -> bool:

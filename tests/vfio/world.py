@@ -233,17 +233,19 @@ class World:
         """Let passes follow each other until none would do anything, not longer than that."""
         until = self.now + patience
         for _ in range(2000):
-            before = (self.claims, dict(self.specs), self.disk)
+            before = self._surroundings()
             self.step()
-            if self.pending or self.results or self.orders:
-                continue
-            if before != (self.claims, dict(self.specs), self.disk):
+            # The contract of `advance`: it is called again when what it is given has changed.
+            if self.results or self.orders or before != self._surroundings():
                 continue
             if self.wake_at is None or self.wake_at > until:
                 return
             self.now = max(self.now, self.wake_at)
         message = f"no end: {[(c.id, c.phase) for c in self.claims.live.values()]}"
         raise AssertionError(message)
+
+    def _surroundings(self) -> tuple[object, ...]:
+        return dict(self.specs), self.disk, self._journal_problem, self.look()
 
     def step(self) -> None:
         """One pass, in the order that the reconciler keeps."""

@@ -1,0 +1,514 @@
+"""Whatever fails on the way, a device ends where it was, or is reported as stranded."""
+
+import errno
+
+import pytest
+
+from agent.vfio.model import Code, Holder, Recover, Release, Step, Write
+from agent.vfio.state import Outcome, Phase, explain
+from tests.vfio.world import (
+    AUDIO,
+    GPU,
+    OTHER_GPU,
+    RELEASE,
+    SHAPES,
+    Crash,
+    Fault,
+    Shape,
+    World,
+    answers,
+    does_nothing,
+    hangs,
+)
+
+MOVING = tuple(shape for shape in SHAPES if shape.moved)
+BY_ID = {shape.id: shape for shape in SHAPES}
+AUDIO_TOO = BY_ID["with-audio"]
+ONE = BY_ID["one-gpu"]
+TWO = BY_ID["two-gpus"]
+
+shapes = pytest.mark.parametrize("shape", [pytest.param(s, id=s.id) for s in MOVING])
+faults = pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(answers(errno.EBUSY), id="EBUSY"),
+        pytest.param(answers(errno.ENODEV), id="ENODEV"),
+        pytest.param(answers(errno.EIO), id="EIO"),
+        pytest.param(does_nothing, id="no-effect"),
+    ],
+)
+
+
+def world_of(shape: Shape) -> World:
+    return World(*shape.chips())
+
+
+def writes_of(shape: Shape) -> tuple[int, int]:
+    """How many writes there are on the way there, and there and back."""
+    world = world_of(shape)
+    world.ask(shape.prepare)
+    there = len(world.writes)
+    world.ask(RELEASE)
+    return there, len(world.writes)
+
+
+def fails_at(world: World, number: int, fault: Fault) -> None:
+    """Let one write fail: the one with this number."""
+    count = len(world.writes)
+    world.faults.append((lambda _write: len(world.writes) == count + number + 1, fault))
+
+
+def fails(world: World, fault: Fault, write: Write, *phases: Phase) -> None:
+    """Let a write fail whenever it is made, or only in one of these phases."""
+    world.faults.append(
+        (
+            lambda w: (
+                (w.address, w.step, w.value) == (write.address, write.step, write.value)
+                and (not phases or any(c.phase in phases for c in world.claims.live.values()))
+            ),
+            fault,
+        )
+    )
+
+
+# --- a write that fails ---------------------------------------------------------------------------
+
+
+@shapes
+@faults
+def test_a_write_that_fails_once_is_made_again(shape: Shape, fault: Fault) -> None:
+    for number in range(writes_of(shape)[1]):
+        world = world_of(shape)
+        before = world.state()
+        fails_at(world, number, fault)
+        assert world.answers[world.ask(shape.prepare)].ok, number
+        assert world.answers[world.ask(RELEASE)].ok, number
+        assert world.state() == before, number
+        assert not world.stranded
+
+
+@shapes
+@faults
+def test_a_write_that_fails_on_the_way_there_undoes_the_claim(shape: Shape, fault: Fault) -> None:
+    """It is tried three times, then all functions go back, and the answer says what failed."""
+    for number in range(writes_of(shape)[0]):
+        world = world_of(shape)
+        world.ask(shape.prepare)
+        write = world.writes[number]
+        world = world_of(shape)
+        before, published = world.state(), dict(world.specs)
+        if shape.id == "second-choice-of-the-kernel" and write.step is Step.OVERRIDE:
+            continue  # see test_what_fails_there_and_back_is_back_or_stranded
+        fails(world, fault, write, Phase.MOVING)
+        answer = world.answers[world.ask(shape.prepare)]
+        again = world.answers[world.ask(shape.prepare)]
+        assert [p.code for p in again.problems] == [Code.COOLING_DOWN] * len(shape.moved)
+        assert [p.code for p in answer.problems] == [Code.MOVE_FAILED]
+        assert write.address in answer.problems[0].sentence
+        assert "3 times" in answer.problems[0].sentence
+        assert world.writes.count(write) <= 3 + 3, "there and back"
+        assert world.state() == before
+        assert world.specs == published
+        assert not world.stranded
+        assert not world.disk.claims
+        assert [ended.outcome for ended in world.ended] == [Outcome.UNDONE]
+        world.now += world.rules.deadlines.cool_down
+        world.faults.clear()
+        assert world.answers[world.ask(shape.prepare)].ok
+
+
+@shapes
+@faults
+def test_a_write_that_fails_on_the_way_back_leaves_its_function_stranded(
+    shape: Shape, fault: Fault
+) -> None:
+    """The others are back all the same; `recover` finishes it, and may be asked for twice."""
+    there, back = writes_of(shape)
+    for number in range(there, back):
+        world = world_of(shape)
+        world.ask(shape.prepare)
+        world.ask(RELEASE)
+        write = world.writes[number]
+        world = world_of(shape)
+        before, published = world.state(), dict(world.specs)
+        world.ask(shape.prepare)
+        fails(world, fault, write)
+        answer = world.answers[world.ask(RELEASE)]
+        address = write.address
+        assert [p.code for p in answer.problems] == [Code.STRANDED]
+        assert f"recover {address}" in answer.problems[0].hint
+        assert world.stranded == {address}
+        assert world.disk.strays == tuple(world.claims.strays.values())
+        after = world.state()
+        assert {a: s for a, s in after.items() if a != address} == {
+            a: s for a, s in before.items() if a != address
+        }
+        refused = world.answers[world.ask(shape.prepare)].problems
+        assert Code.STRANDED in {p.code for p in refused}
+        assert world.answers[world.ask(Recover(address))].problems, "it fails still"
+        assert world.stranded == {address}
+        world.faults.clear()
+        assert world.answers[world.ask(Recover(address))].ok
+        assert world.state() == before
+        assert world.specs == published
+        again = world.answers[world.ask(Recover(address))]
+        is_plain = before[address][0] not in {None, "vfio-pci"}
+        assert [p.code for p in again.problems] == ([] if is_plain else [Code.NOT_STRANDED])
+        assert not world.disk.strays
+
+
+@shapes
+@faults
+def test_what_fails_there_and_back_is_back_or_stranded(shape: Shape, fault: Fault) -> None:
+    """Each step of each function, for ever; and the next start tries once more."""
+    for address in shape.moved:
+        for step in Step:
+            world = world_of(shape)
+            before = world.state()
+            world.faults.append(
+                (lambda w, a=address, s=step: (w.address, w.step) == (a, s), fault)  # type: ignore[misc]
+            )
+            ticket = world.ask(shape.prepare)
+            if world.answers[ticket].ok:
+                continue  # such a write is not made in this shape
+            for each, state in world.state().items():
+                assert state == before[each] or each in world.stranded
+            world.faults.clear()
+            world.start()
+            world.run()
+            for each in tuple(world.stranded):
+                # The kernel gave it to another driver: only a person may say that this is not so.
+                assert world.chips[each].driver == "i915"
+                assert not world.answers[world.ask(Recover(each))].ok
+                assert world.answers[world.ask(Recover(each, force=True))].ok
+            assert world.state() == before
+            assert not world.stranded
+
+
+# --- a write that hangs ---------------------------------------------------------------------------
+
+
+@shapes
+@pytest.mark.parametrize("done", [True, False], ids=["it-was-done", "it-was-not"])
+@pytest.mark.parametrize("killed", [False, True], ids=["", "killed-meanwhile"])
+def test_a_write_that_hangs_is_waited_for_without_another_one(
+    shape: Shape, *, done: bool, killed: bool
+) -> None:
+    """There: the others are back at once, it says what hangs, and is undone when it returns."""
+    for number in range(writes_of(shape)[0]):
+        world = world_of(shape)
+        before, published = world.state(), dict(world.specs)
+        fails_at(world, number, hangs)
+        answer = world.answers[world.ask(shape.prepare)]
+        address = world.writes[number].address
+        assert [p.code for p in answer.problems] == [Code.HUNG, Code.HUNG]
+        assert "4711" in answer.problems[0].sentence
+        assert {a for a, s in world.state().items() if s != before[a]} <= {address}
+        assert [child.write.address for child in world.disk.children] == [address]
+        claim = world.claims.live["vm"]
+        assert claim.phase is Phase.RETURNING
+        assert "hangs" in explain(claim)
+        for order in (RELEASE, shape.prepare, Recover(address)):
+            assert not world.answers[world.ask(order)].ok
+        if killed:
+            world.start()
+            world.run()
+            assert claim.id in world.claims.live
+        world.let_go(address, done=done)
+        world.run()
+        assert world.state() == before
+        assert world.specs == published
+        assert not world.claims.children
+        assert not world.disk.children
+        assert not world.disk.claims
+        assert not world.stranded
+
+
+@shapes
+@pytest.mark.parametrize("done", [True, False], ids=["it-was-done", "it-was-not"])
+def test_a_release_that_hangs_is_finished_when_the_kernel_returns(
+    shape: Shape, *, done: bool
+) -> None:
+    there, back = writes_of(shape)
+    for number in range(back - there):
+        world = world_of(shape)
+        before = world.state()
+        world.ask(shape.prepare)
+        fails_at(world, number, hangs)
+        answer = world.answers[world.ask(RELEASE)]
+        assert [p.code for p in answer.problems] == [Code.HUNG]
+        world.let_go(next(iter(world.stuck)), done=done)
+        world.run()
+        assert world.state() == before
+        assert not world.claims.live
+        assert not world.stranded
+
+
+def test_a_function_that_hangs_does_not_hold_up_another_claim() -> None:
+    world = world_of(TWO)
+    fails_at(world, 0, hangs)
+    assert not world.answers[world.ask(ONE.prepare)].ok
+    other = Release("other")
+    prepare = ONE.prepare.__class__("other", ONE.prepare.mode, (OTHER_GPU,))
+    for _ in range(2):
+        assert world.answers[world.ask(prepare)].ok
+        assert world.answers[world.ask(other)].ok
+    assert world.claims.live.keys() == {"vm"}
+
+
+# --- the journal and the specs --------------------------------------------------------------------
+
+
+@shapes
+def test_without_a_journal_nothing_is_touched(shape: Shape) -> None:
+    world = world_of(shape)
+    before, published = world.state(), dict(world.specs)
+    world.journal_full = True
+    for _ in range(2):
+        answer = world.answers[world.ask(shape.prepare)]
+        assert [p.code for p in answer.problems] == [Code.JOURNAL_FAILED]
+        assert "no space left" in answer.problems[0].sentence
+    assert not world.writes
+    assert world.state() == before
+    assert world.specs == published
+    assert [ended.outcome for ended in world.ended] == [Outcome.REFUSED] * 2
+    world.journal_full = False
+    assert world.answers[world.ask(shape.prepare)].ok
+
+
+@pytest.mark.parametrize("shape", [pytest.param(s, id=s.id) for s in SHAPES])
+def test_a_claim_that_the_journal_cannot_confirm_is_undone(shape: Shape) -> None:
+    """It would be undone by the next agent: nobody may rely on it."""
+    world = world_of(shape)
+    before = world.state()
+    world.before_pass = lambda: setattr(
+        world,
+        "journal_full",
+        any(claim.phase is Phase.PUBLISHING for claim in world.claims.live.values())
+        or world.journal_full,
+    )
+    answer = world.answers[world.ask(shape.prepare)]
+    if answer.ok:
+        assert not shape.moved, "without a move the entry is there before the pass ends"
+        return
+    assert [p.code for p in answer.problems] == [Code.JOURNAL_FAILED]
+    assert world.state() == before
+    assert not world.claims.live
+
+
+@shapes
+def test_a_release_that_cannot_be_journalled_is_done_when_it_can(shape: Shape) -> None:
+    world = world_of(shape)
+    before = world.state()
+    world.ask(shape.prepare)
+    world.journal_full = True
+    count = len(world.writes)
+    for _ in range(2):
+        world.post(RELEASE)
+        world.run(patience=30)
+        assert [p.code for p in world.answers[max(world.answers)].problems] == [Code.JOURNAL_FAILED]
+    assert len(world.writes) == count
+    world.journal_full = False
+    world.run(patience=30)
+    assert world.state() == before
+    assert not world.claims.live
+
+
+@shapes
+def test_a_device_that_cannot_be_withdrawn_is_not_touched(shape: Shape) -> None:
+    world = world_of(shape)
+    if not any(address in world.specs for address in shape.moved):
+        return  # nothing of it is published
+    published = dict(world.specs)
+    world.specs_readonly = True
+    answer = world.answers[world.ask(shape.prepare)]
+    assert [p.code for p in answer.problems] == [Code.WITHDRAW_FAILED]
+    assert not world.writes
+    assert world.specs == published
+    world.specs_readonly = False
+    world.ask(shape.prepare)
+    count = len(world.writes)
+    world.specs_readonly = True
+    world.post(RELEASE)
+    world.run(patience=30)
+    assert [p.code for p in world.answers[max(world.answers)].problems] == [Code.WITHDRAW_FAILED]
+    assert len(world.writes) == count
+    world.specs_readonly = False
+    world.run(patience=30)
+    assert not world.claims.live
+
+
+@shapes
+def test_nodes_that_never_come_undo_the_claim(shape: Shape) -> None:
+    world = world_of(shape)
+    before, published = world.state(), dict(world.specs)
+    world.nodes_never_come = set(shape.moved)
+    if "drm" in shape.id:
+        return
+    answer = world.answers[world.ask(shape.prepare)]
+    assert [p.code for p in answer.problems] == [Code.NOT_PUBLISHED]
+    assert world.state() == before
+    assert world.specs == published
+
+
+# --- in use ---------------------------------------------------------------------------------------
+
+
+def test_who_got_hold_of_the_device_before_it_was_withdrawn_keeps_it() -> None:
+    world = world_of(AUDIO_TOO)
+    before, published = world.state(), dict(world.specs)
+
+    def open_it() -> None:
+        if any(claim.phase is Phase.WITHDRAWING for claim in world.claims.live.values()):
+            world.holders = [Holder(12, "Xorg", "/dev/dri/card3")]
+
+    world.before_pass = open_it
+    answer = world.answers[world.ask(AUDIO_TOO.prepare)]
+    assert [p.code for p in answer.problems] == [Code.IN_USE]
+    assert "process 12 (Xorg)" in answer.problems[0].sentence
+    assert not world.writes
+    assert (world.state(), world.specs) == (before, published)
+
+
+@pytest.mark.parametrize("blind", [False, True], ids=["held", "unknown"])
+def test_a_release_waits_for_a_virtual_machine(*, blind: bool) -> None:
+    """It says `in-use`, keeps the entry withdrawn, and is finished when the node is closed."""
+    world = world_of(AUDIO_TOO)
+    before, published = world.state(), dict(world.specs)
+    world.ask(AUDIO_TOO.prepare)
+    count = len(world.writes)
+    if blind:
+        world.blind = True
+    else:
+        world.holders = [Holder(77, "qemu-system-x86", "/dev/vfio/1")]
+    for _ in range(2):
+        world.post(RELEASE)
+        world.run(patience=30)
+        problems = world.answers[max(world.answers)].problems
+        assert [p.code for p in problems] == [Code.HOLDERS_UNKNOWN if blind else Code.IN_USE]
+    assert len(world.writes) == count
+    assert not world.specs
+    world.blind, world.holders = False, []
+    world.run(patience=30)
+    assert (world.state(), world.specs) == (before, published)
+    assert world.answers[world.ask(RELEASE)].ok
+
+
+def test_a_forced_release_does_not_wait() -> None:
+    world = world_of(ONE)
+    before = world.state()
+    world.ask(ONE.prepare)
+    world.holders = [Holder(77, "qemu-system-x86", "/dev/vfio/1")]
+    world.post(RELEASE)
+    world.run(patience=30)
+    assert world.claims.live
+    assert world.answers[world.ask(Release("vm", force=True))].ok
+    assert world.state() == before
+
+
+def test_whoever_uses_a_group_uses_every_device_of_it() -> None:
+    """Two claims share a group: the first is not given back under the feet of the second."""
+    world = World(*(chip for chip in TWO.chips()))
+    world.chips[OTHER_GPU].group = 1
+    world.chips[OTHER_GPU].driver = "vfio-pci"
+    world.ask(ONE.prepare)
+    world.holders = [Holder(77, "qemu-system-x86", "/dev/vfio/1")]
+    world.post(RELEASE)
+    world.run(patience=30)
+    assert [p.code for p in world.answers[max(world.answers)].problems] == [Code.IN_USE]
+
+
+def test_what_is_not_bound_cannot_be_in_use() -> None:
+    """A hung unbind that came back leaves no driver: nobody is asked who has it open."""
+    world = world_of(ONE)
+    before = world.state()
+    fails_at(world, 1, hangs)
+    world.ask(ONE.prepare)
+    world.blind = True
+    world.let_go(GPU)
+    world.run()
+    assert world.state() == before
+
+
+# --- reading back ---------------------------------------------------------------------------------
+
+
+def test_an_override_that_does_not_go_is_written_again_and_then_reported() -> None:
+    """The kernel says yes to the write that clears it, and it is still there."""
+    world = world_of(AUDIO_TOO)
+    world.ask(AUDIO_TOO.prepare)
+    clear = Write("vm", AUDIO, Step.OVERRIDE, "\n")
+    fails(world, does_nothing, clear)
+    answer = world.answers[world.ask(RELEASE)]
+    assert [p.code for p in answer.problems] == [Code.STRANDED]
+    assert world.writes.count(clear) == 3
+    assert world.state()[AUDIO] == ("snd_hda_intel", "snd_hda_intel")
+    assert world.stranded == {AUDIO}
+    assert world.state()[GPU] == ("xe", None)
+
+
+def test_an_override_that_cannot_be_read_back_is_reported() -> None:
+    world = world_of(ONE)
+    world.ask(ONE.prepare)
+    world.overrides_unread = {GPU}
+    answer = world.answers[world.ask(RELEASE)]
+    assert [p.code for p in answer.problems] == [Code.STRANDED]
+    assert "cannot be read back" in answer.problems[0].sentence
+    world.overrides_unread = set()
+    assert world.answers[world.ask(Recover(GPU))].ok
+    assert not world.stranded
+
+
+# --- looks that see nothing -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("phase", [Phase.MOVING, Phase.RETURNING])
+def test_a_function_that_cannot_be_read_is_waited_for_but_not_for_ever(phase: Phase) -> None:
+    world = world_of(ONE)
+    before = world.state()
+
+    def hide() -> None:
+        if any(claim.phase is phase for claim in world.claims.live.values()):
+            world.unread = {GPU}
+
+    world.before_pass = hide
+    world.ask(ONE.prepare)
+    world.ask(RELEASE)
+    assert not world.claims.live
+    assert world.stranded == {GPU}
+    world.before_pass = lambda: None
+    world.unread = set()
+    assert world.answers[world.ask(Recover(GPU))].ok
+    assert world.state() == before
+
+
+def test_a_function_that_cannot_be_read_for_a_moment_is_waited_for() -> None:
+    world = world_of(ONE)
+    looks = iter(range(1000))
+
+    def hide() -> None:
+        world.unread = {GPU} if next(looks) % 3 and world.claims.live else set()
+
+    world.before_pass = hide
+    assert world.answers[world.ask(ONE.prepare)].ok
+
+
+def test_killed_at_every_moment_while_a_write_fails() -> None:
+    """A failure and a crash together: nothing is stranded once the kernel is well again."""
+    for moment in range(1000):
+        world = world_of(AUDIO_TOO)
+        before = world.state()
+        fails(world, does_nothing, Write("vm", AUDIO, Step.PROBE, AUDIO))
+        world.crash_at = world.moments + moment
+        world.post(AUDIO_TOO.prepare)
+        try:
+            world.run()
+        except Crash:
+            world.faults.clear()
+            world.start()
+            world.run()
+            assert world.state() == before, moment
+            assert not world.stranded, moment
+        else:
+            assert moment > 20
+            return
