@@ -15,8 +15,6 @@ import ctypes
 import json
 import os
 import shutil
-import signal
-import socket
 import stat
 import struct
 import subprocess
@@ -27,12 +25,11 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any, Final, NamedTuple
 
 import yaml
 
-import agent
 from agent.simulate import Hold
 from agent.simulate.events import Source, Uevent
 from agent.simulate.kernel import Kernel
@@ -40,13 +37,14 @@ from agent.simulate.nodes import make_real
 from agent.simulate.scenario import Act, Scenario, load
 from agent.simulate.stage import SimulatedStage
 from tests.netns.netlink import KernelSender, Properties, UdevSender, body
+from tests.netns.process import START, AgentProcess
 
 SPECS: Final = "/run/cdi"
+OTHER_SPECS: Final = "/etc/cdi"
+MOVED_SPECS: Final = "/run/cdi-elsewhere"
+"""What the consumer watches beside it: it need not exist."""
 METRICS: Final = "http://127.0.0.1:9478/metrics"
-START: Final = 30.0
-"""Seconds in which the agent must be ready, and in which it must have ended."""
 _NODES: Final = (("null", 3), ("zero", 5), ("full", 7), ("random", 8), ("urandom", 9))
-_ENVIRONMENT: Final = {"SYSTEMD_DEVICE_VERIFY_SYSFS": "0", "NOTIFY_SOCKET": "/run/notify"}
 
 Request = tuple[str, str, tuple[Any, ...], dict[str, Any]]
 """Which object, which of its methods or properties, and the arguments."""
@@ -66,14 +64,6 @@ class Write(NamedTuple):
     what: str
     """``written`` (renamed into place), ``deleted``, or ``written in place``, which none may be."""
     name: str
-
-
-class News(NamedTuple):
-    """What is heard of the agent: that it is ready, or that a process has ended."""
-
-    ended: int | None = None
-    """The id of the process; None is READY."""
-    status: int = 0
 
 
 class Watch:
@@ -125,7 +115,7 @@ class Watch:
         return writes
 
 
-class Inside:
+class Inside(AgentProcess):
     """The host; `outside.PrivateHost` calls its methods."""
 
     def __init__(self, work: str) -> None:
@@ -140,12 +130,8 @@ class Inside:
         self._kernel_root = Path(work, "host")
         self.kernel = Kernel(self._kernel_root, self._emit, make_real)
         self._mount()
-        self._news: SimpleQueue[News] = SimpleQueue()
-        notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        notify.bind(_ENVIRONMENT["NOTIFY_SOCKET"])
-        threading.Thread(target=self._hear_notify, args=(notify,), daemon=True).start()
+        super().__init__(work)
         self._watch = Watch(SPECS)
-        self._agent: subprocess.Popen[bytes] | None = None
         self._reader: subprocess.Popen[str] | None = None
         self._holds: dict[str, Hold] = {}
         self._scene: tuple[Scenario, SimulatedStage] | None = None
@@ -179,81 +165,12 @@ class Inside:
         os.mkdir(f"{work}/etc-work")
         layers = f"lowerdir=/etc,upperdir={work}/etc,workdir={work}/etc-work"
         run("mount", "-t", "overlay", "overlay", "-o", layers, "/etc")
-        shutil.rmtree("/etc/cdi", ignore_errors=True)
-        os.mkdir("/etc/cdi")
+        shutil.rmtree(OTHER_SPECS, ignore_errors=True)
+        os.mkdir(OTHER_SPECS)
         run("mount", "--bind", f"{host}/run", "/run")
         run("mount", "-t", "tmpfs", "tmpfs", "/var/lib")
         os.mkdir(SPECS)
         run("ip", "link", "set", "lo", "up")
-
-    # --- the agent --------------------------------------------------------------------------------
-
-    def start_agent(self, settings: Mapping[str, Any] | None = None) -> None:
-        """Start it, and wait until it says that it is ready.
-
-        Raises:
-            RuntimeError: It ended, or was not ready in time.
-        """
-        config = Path(self._work, "config.yaml")
-        config.write_text(yaml.safe_dump(dict(settings or {})))
-        while not self._news.empty():
-            self._news.get()  # of an agent that has ended
-        with open(f"{self._work}/agent.log", "ab") as log:
-            self._agent = subprocess.Popen(
-                [sys.executable, "-m", "agent", "run", "--config", str(config)],
-                cwd=Path(agent.__file__).parents[1],
-                env={**os.environ, **_ENVIRONMENT},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
-        threading.Thread(target=self._await_end, args=(self._agent,), daemon=True).start()
-        while True:
-            try:
-                news = self._news.get(timeout=START)
-            except Empty:
-                raise RuntimeError(f"not ready in {START} s:\n{self.agent_log()}") from None
-            if news.ended is None:
-                return
-            if news.ended == self._agent.pid:
-                raise RuntimeError(f"it ended with {news.status}:\n{self.agent_log()}")
-
-    def _hear_notify(self, notify: socket.socket) -> None:
-        """Read all that the agent tells its service manager, as systemd does."""
-        while True:
-            if b"READY=1" in notify.recv(65536).split(b"\n"):
-                self._news.put(News())
-
-    def _await_end(self, process: subprocess.Popen[bytes]) -> None:
-        self._news.put(News(process.pid, process.wait()))
-
-    def signal_agent(self, number: int) -> None:
-        """Send it a signal."""
-        self._running_agent().send_signal(number)
-
-    def end_agent(self, number: int = signal.SIGTERM) -> int:
-        """Send it a signal and wait until it has ended; its exit status."""
-        process = self._running_agent()
-        process.send_signal(number)
-        return process.wait(START)
-
-    def agent_runs(self) -> bool:
-        """Whether it was started and has not ended."""
-        return self._agent is not None and self._agent.poll() is None
-
-    def agent_log(self) -> str:
-        """All that it and its predecessors wrote."""
-        return Path(self._work, "agent.log").read_text(errors="replace")
-
-    def agent_memory(self) -> int:
-        """Its resident memory in KiB."""
-        status = Path(f"/proc/{self._running_agent().pid}/status").read_text()
-        return int(status.partition("VmRSS:")[2].split()[0])
-
-    def _running_agent(self) -> subprocess.Popen[bytes]:
-        if self._agent is None or not self.agent_runs():
-            raise RuntimeError(f"the agent does not run:\n{self.agent_log()}")
-        return self._agent
 
     # --- what others see of it --------------------------------------------------------------------
 
@@ -263,13 +180,14 @@ class Inside:
             text: str = answer.read().decode()
             return text
 
-    def specs(self) -> dict[str, Any]:
+    def specs(self, directory: str = SPECS) -> dict[str, Any]:
         """Every spec file, loaded."""
         specs = {}
-        for name in sorted(os.listdir(SPECS)):
-            if name.endswith((".yaml", ".json")):
-                with contextlib.suppress(FileNotFoundError):
-                    specs[name] = yaml.safe_load(Path(SPECS, name).read_text())
+        with contextlib.suppress(FileNotFoundError):
+            for name in sorted(os.listdir(directory)):
+                if name.endswith((".yaml", ".json")):
+                    with contextlib.suppress(FileNotFoundError):
+                        specs[name] = yaml.safe_load(Path(directory, name).read_text())
         return specs
 
     def put(self, specs: Mapping[str, str], nodes: Mapping[str, tuple[int, int]]) -> None:
@@ -299,7 +217,7 @@ class Inside:
     def start_reader(self) -> None:
         """Start the consumer that looks all the while."""
         self._reader = subprocess.Popen(
-            [sys.executable, "-m", "tests.netns.reader", SPECS],
+            [sys.executable, "-m", "tests.netns.reader", SPECS, OTHER_SPECS, MOVED_SPECS],
             cwd=Path(__file__).parents[2],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -47,6 +47,7 @@ class PrivateHost:
     Attributes:
         kernel: Its simulated kernel; what it says goes out over real netlink.
         inside: Everything else in there.
+        expected_faults: What the consumer may find fault with.
 
     Args:
         work: An empty folder; a tmpfs is mounted there, inside only.
@@ -56,6 +57,8 @@ class PrivateHost:
     """
 
     def __init__(self, work: Path) -> None:
+        self.expected_faults: set[str] = set()
+        self._findings: dict[str, Any] | None = None
         ours, theirs = socket.socketpair()
         with ours, theirs:
             self._process = subprocess.Popen(
@@ -117,6 +120,12 @@ class PrivateHost:
         if not done:
             raise RuntimeError(value)
         return value
+
+    def end_reader(self) -> dict[str, Any]:
+        """End the consumer, if it still looks; what it found (`reader.Findings`)."""
+        if self._findings is None:
+            self._findings = self.inside.end_reader()
+        return self._findings
 
     def until(
         self,

@@ -1,9 +1,9 @@
-"""A consumer that loads the spec directory all the while, as an engine might at any moment.
+"""A consumer that loads the spec directories all the while, as an engine might at any moment.
 
-A process of its own: ``python -m tests.netns.reader DIRECTORY``. It loads until its standard input
-ends, then writes one JSON object: how often it looked, how many different states it saw, and every
-fault. What it holds against a spec is CDI's word, not the agent's: rules that make an engine ignore
-a file or a device (container-device-interface, specs-go and pkg/parser), written down here anew.
+A process of its own: ``python -m tests.netns.reader DIRECTORY...``. It loads until its standard
+input ends, then writes one JSON object: how often it looked, how many different states it saw, and
+every fault. What it holds against a spec is CDI's word, not the agent's: rules that make an engine
+ignore a file or a device (container-device-interface, specs-go and pkg/parser), written down anew.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import yaml
@@ -85,10 +85,10 @@ def _faults_of_device(device: object) -> Iterator[str]:
     yield from (f"{name}: {path} twice" for path, count in paths.items() if count > 1)
 
 
-def qualified_names(text: bytes) -> list[str]:
-    """The devices that a sound file defines."""
+def contents(text: bytes) -> tuple[str, list[str]]:
+    """The kind that a sound file is about, and the devices that it defines."""
     spec = yaml.load(text, _LOADER)  # noqa: S506 - it is a safe loader
-    return [f"{spec['kind']}={device['name']}" for device in spec["devices"]]
+    return spec["kind"], [f"{spec['kind']}={device['name']}" for device in spec["devices"]]
 
 
 @dataclasses.dataclass
@@ -97,35 +97,81 @@ class Findings:
 
     looks: int = 0
     states: int = 0
-    """How often the directory differed from the look before."""
+    """How often the directories differed from the look before."""
     faults: list[str] = dataclasses.field(default_factory=list)
+    overlaps: list[str] = dataclasses.field(default_factory=list)
+    """Devices that two directories defined at once: no fault, as one of them wins."""
+    kinds: list[list[str]] = dataclasses.field(default_factory=list)
+    """The sets of kinds that were defined at once."""
 
 
-def load(directory: str) -> dict[str, bytes]:
-    """Every file that an engine would take for a spec; one that goes meanwhile is not there."""
-    files: dict[str, bytes] = {}
-    for name in sorted(os.listdir(directory)):
-        if name.endswith(_SPECS):
+Files = dict[str, bytes]
+"""By path."""
+
+
+def load(directories: Sequence[str]) -> Files | None:
+    """Every file that an engine would take for a spec, as all of them were at one moment.
+
+    That is: none of them had changed when the last was read. None if one had, so that there was
+    no such moment.
+    """
+    files: Files = {}
+    marks: dict[str, tuple[int, int]] = {}
+    for directory in directories:
+        for path in _spec_paths(directory):
             try:
-                with open(os.path.join(directory, name), "rb") as file:
-                    files[name] = file.read()
+                with open(path, "rb") as file:
+                    marks[path] = _mark(os.fstat(file.fileno()))
+                    files[path] = file.read()
             except FileNotFoundError:
-                continue
-    return files
+                return None
+    try:
+        return files if all(_mark(os.stat(path)) == marks[path] for path in files) else None
+    except FileNotFoundError:
+        return None
 
 
-def look(directory: str, before: dict[str, bytes] | None, findings: Findings) -> dict[str, bytes]:
+def _spec_paths(directory: str) -> list[str]:
+    try:
+        return sorted(f"{directory}/{n}" for n in os.listdir(directory) if n.endswith(_SPECS))
+    except FileNotFoundError:
+        return []
+
+
+def _mark(status: os.stat_result) -> tuple[int, int]:
+    return status.st_ino, status.st_mtime_ns
+
+
+def look(directories: Sequence[str], before: Files | None, findings: Findings) -> Files | None:
     """Load once; only what changed is checked again, so that looks come close together."""
-    files = load(directory)
+    files = load(directories)
+    if files is None:
+        return before
     findings.looks += 1
     if files != before:
         findings.states += 1
-        faults = [fault for name, text in files.items() for fault in faults_of(name, text)]
-        if not faults:
-            names = Counter(name for text in files.values() for name in qualified_names(text))
-            faults = [f"{name} defined twice" for name, count in names.items() if count > 1]
-        findings.faults += faults
+        faults = [
+            fault
+            for path, text in files.items()
+            for fault in faults_of(os.path.basename(path), text)
+        ]
+        findings.faults += faults or _check_together(files, findings)
     return files
+
+
+def _check_together(files: Files, findings: Findings) -> list[str]:
+    """What sound files say when they are taken together."""
+    kinds: set[str] = set()
+    names: Counter[tuple[str, str]] = Counter()
+    for path, text in files.items():
+        kind, devices = contents(text)
+        kinds.add(kind)
+        names.update((os.path.dirname(path), device) for device in devices)
+    if sorted(kinds) not in findings.kinds:
+        findings.kinds.append(sorted(kinds))
+    everywhere = Counter(name for _, name in names)
+    findings.overlaps += [name for name, count in everywhere.items() if count > 1]
+    return [f"{name} defined twice" for (_, name), count in names.items() if count > 1]
 
 
 def wait_for_end(ended: threading.Event) -> None:
@@ -139,10 +185,10 @@ def main() -> None:
     ended = threading.Event()
     threading.Thread(target=wait_for_end, args=(ended,), daemon=True).start()
     findings = Findings()
-    files: dict[str, bytes] | None = None
+    files: Files | None = None
     print("ready", flush=True)
     while not ended.is_set():
-        files = look(sys.argv[1], files, findings)
+        files = look(sys.argv[1:], files, findings)
         time.sleep(PAUSE)
     print(json.dumps(dataclasses.asdict(findings)), flush=True)
 

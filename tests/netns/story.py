@@ -8,6 +8,7 @@ from typing import Any, Final
 from agent.host.model import Address
 from agent.simulate.hardware import Hardware
 from agent.simulate.host import arc_b50
+from tests.netns.inside import SPECS
 from tests.netns.outside import PrivateHost
 
 GPU_FILE: Final = "cdi-agent_intel.com-gpu.yaml"
@@ -21,6 +22,11 @@ SETTINGS: Final[Mapping[str, Any]] = {
 """What the agent is told on a private host, whose /dev is no devtmpfs."""
 
 Published = Mapping[str, tuple[str, ...]]
+
+
+def settings(**sections: Mapping[str, Any]) -> dict[str, Any]:
+    """What the agent is told, and more: keys by section."""
+    return {**SETTINGS, **{name: {**SETTINGS.get(name, {}), **k} for name, k in sections.items()}}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +94,7 @@ def truth(host: PrivateHost, gpus: Iterable[Gpu] = (A, B, C)) -> Published:
     return published
 
 
-def published(host: PrivateHost) -> Published:
+def published(host: PrivateHost, directory: str = SPECS) -> Published:
     """The nodes that each device gives a container, by the name that one asks for."""
     return {
         f"{spec['kind']}={device['name']}": tuple(
@@ -97,7 +103,7 @@ def published(host: PrivateHost) -> Published:
                 for node in device["containerEdits"]["deviceNodes"]
             )
         )
-        for spec in host.inside.specs().values()
+        for spec in host.inside.specs(directory).values()
         for device in spec["devices"]
     }
 
@@ -127,7 +133,12 @@ def files_written(host: PrivateHost) -> list[tuple[str, str]]:
     return [(what, name) for what, name in host.inside.writes()]
 
 
+def log_entries(host: PrivateHost, event: str) -> list[dict[str, Any]]:
+    """What it has logged under a name."""
+    entries = (json.loads(line) for line in host.inside.agent_log().splitlines())
+    return [entry for entry in entries if entry["event"] == event]
+
+
 def full_looks(host: PrivateHost) -> int:
     """How many passes so far have looked at everything."""
-    entries = [json.loads(line) for line in host.inside.agent_log().splitlines()]
-    return sum(entry.get("looked_at") == "all" for entry in entries)
+    return sum(entry.get("looked_at") == "all" for entry in log_entries(host, "pass"))

@@ -1,10 +1,12 @@
 """The consumer that watches each scenario sees what an engine would stumble over."""
 
+import os
+import threading
 from pathlib import Path
 
 import pytest
 
-from tests.netns.reader import Findings, faults_of, look
+from tests.netns.reader import Findings, faults_of, load, look
 
 GOOD = """\
 cdiVersion: "0.5.0"
@@ -59,13 +61,50 @@ def test_a_device_that_is_defined_twice_is_a_fault(tmp_path: Path, files: dict[s
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     findings = Findings()
-    look(str(tmp_path), None, findings)
+    look([str(tmp_path)], None, findings)
     assert findings.faults == ["intel.com/gpu=0000-03-00-0-0xe212 defined twice"]
+
+
+def test_a_device_that_two_directories_define_is_an_overlap(tmp_path: Path) -> None:
+    for directory in ("a", "b"):
+        (tmp_path / directory).mkdir()
+        (tmp_path / directory / "a.yaml").write_text(GOOD)
+    findings = Findings()
+    look([str(tmp_path / "a"), str(tmp_path / "b"), str(tmp_path / "c")], None, findings)
+    assert findings.overlaps == ["intel.com/gpu=0000-03-00-0-0xe212"]
+    assert findings.faults == []
+
+
+def test_kinds_that_are_defined_at_once_are_noted(tmp_path: Path) -> None:
+    findings = Findings()
+    files = look([str(tmp_path)], None, findings)
+    (tmp_path / "a.yaml").write_text(GOOD)
+    files = look([str(tmp_path)], files, findings)
+    (tmp_path / "b.yaml").write_text(GOOD.replace("intel.com/gpu", "intel.com/npu"))
+    look([str(tmp_path)], files, findings)
+    assert findings.kinds == [[], ["intel.com/gpu"], ["intel.com/gpu", "intel.com/npu"]]
 
 
 def test_temporary_files_are_not_looked_at(tmp_path: Path) -> None:
     (tmp_path / "cdi-agent_intel.com-gpu.yaml.tmp").write_text("half")
-    (tmp_path / ".cdi-agent_intel.com-gpu.yaml").write_text(GOOD)
-    findings = Findings()
-    assert look(str(tmp_path), None, findings).keys() == {".cdi-agent_intel.com-gpu.yaml"}
-    assert findings.faults == []
+    hidden = tmp_path / ".cdi-agent_intel.com-gpu.yaml"
+    hidden.write_text(GOOD)
+    assert load([str(tmp_path)]) == {str(hidden): GOOD.encode()}
+
+
+def test_what_changes_while_it_is_read_was_at_no_moment_so(tmp_path: Path) -> None:
+    """Reading one file takes another away: together they never were."""
+    first, second = tmp_path / "a.yaml", tmp_path / "b.yaml"
+    first.write_text(GOOD)
+    os.mkfifo(second)
+
+    def move() -> None:
+        """Give the reader the second file, once the first has gone."""
+        with second.open("wb") as pipe:
+            first.unlink()
+            pipe.write(GOOD.encode())
+
+    mover = threading.Thread(target=move)
+    mover.start()
+    assert load([str(tmp_path)]) is None
+    mover.join()
