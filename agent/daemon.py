@@ -22,12 +22,12 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, MutableMapping
 from typing import Final, NoReturn
 
-import msgspec
 import structlog
 
 from agent import __version__, compose
 from agent.cdi.files import DeleteSpec
 from agent.config import Config
+from agent.config.finals import keep_finals
 from agent.control.pages import application, document, probe
 from agent.control.server import MetricsServer
 from agent.control.sockets import parse_address, passed_sockets
@@ -38,15 +38,14 @@ from agent.observe.health import Verdict, health, readiness
 from agent.observe.log import Log
 from agent.observe.metrics import CONTENT_TYPE, Metrics
 from agent.observe.systemd import Notifier
-from agent.reconcile.messages import Inbox, Reconfigure, Stop
+from agent.reconcile.messages import RELOAD, Inbox, Reconfigure, Stop
+from agent.reconcile.plan import TRANSIENT
 from agent.reconcile.reconciler import Reconciler
 from agent.reconcile.state import PassReport, State
 
 _log = structlog.get_logger()
 
 SOURCES: Final = ("kernel", "udev")
-FINAL_SECTIONS: Final = ("state_directory", "metrics", "log")
-"""What a reload cannot change."""
 PATIENCE: Final = 60.0
 """Seconds beyond ``resync`` after which a loop that has not passed counts as stuck."""
 
@@ -78,8 +77,10 @@ class Daemon:
         self._monitors: list[Monitor] = []
         self._last_pass: float | None = None
         self._stopping = False
-        self._said_ready = False
-        self._reloading = False
+        self._owes_ready = True
+        """systemd waits for READY: of the start, or of a reload."""
+        self._reload_by: float | None = None
+        """When a reload counts as done, whatever is still waited for; None if none is under way."""
         self._hangup = asyncio.Event()
         self._reconciler = Reconciler(
             inbox=self._inbox,
@@ -210,14 +211,25 @@ class Daemon:
     def _on_pass(self, report: PassReport, state: State) -> None:
         self._last_pass = report.started + report.duration
         self._metrics.observe(report)
+        if RELOAD in report.reasons:
+            self._reload_by = self._last_pass + self._parts.rules.ready_timeout
+            self._owes_ready = True
         status = _status(state)
-        if self._reconciler.ready.is_set() and (not self._said_ready or self._reloading):
-            self._said_ready = True
-            self._reloading = False
+        if self._owes_ready and self._is_done(state):
+            self._owes_ready = False
+            self._reload_by = None
             self._notifier.ready(status)
             _log.info("ready", status=status)
         else:
             self._notifier.status(status)
+
+    def _is_done(self, state: State) -> bool:
+        """Whether what systemd waits for has come about: the files are as they should be."""
+        if not self._reconciler.ready.is_set():
+            return False
+        if self._reload_by is None or time.monotonic() >= self._reload_by:
+            return True
+        return not any(withheld.reason in TRANSIENT for withheld in state.withheld)
 
     def _health(self) -> Verdict:
         return health(
@@ -237,14 +249,13 @@ class Daemon:
             await self._hangup.wait()
             self._hangup.clear()
             self._notifier.reloading()
-            self._reloading = True
             try:
                 config = await asyncio.to_thread(self._reload)
                 config = self._without_finals(config)
                 parts = await asyncio.to_thread(compose.parts, config)
             except AgentError as error:
                 _log.error("reload-refused", problem=error.sentence, hint=error.hint)
-                self._inbox.hint(Hint(reason="reload", everything=True, received=time.monotonic()))
+                self._inbox.hint(Hint(reason=RELOAD, everything=True, received=time.monotonic()))
                 continue
             self._config, self._parts = config, parts
             self._metrics.kinds = _kinds(parts)
@@ -253,18 +264,14 @@ class Daemon:
 
     def _without_finals(self, config: Config) -> Config:
         """Keep what cannot change while the service runs, and say what that is."""
-        finals = {
-            name: getattr(self._config, name)
-            for name in FINAL_SECTIONS
-            if getattr(self._config, name) != getattr(config, name)
-        }
-        if finals:
+        config, changed = keep_finals(self._config, config)
+        if changed:
             _log.warning(
                 "restart-needed",
-                keys=sorted(finals),
+                keys=changed,
                 problem="these keys change only when the service is restarted",
             )
-        return msgspec.structs.replace(config, **finals)
+        return config
 
     # --- end --------------------------------------------------------------------------------------
 

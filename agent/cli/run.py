@@ -30,17 +30,23 @@ def command(config_path: Path | None, log_level: str | None) -> int:
 
     SIGHUP reads the configuration again.
     """
-    settings = config.load(config_path)
-    if log_level is not None:
-        settings = msgspec.structs.replace(
+
+    def load() -> config.Config:
+        """Read the configuration, now or later: what the command line says holds for both."""
+        settings = config.load(config_path)
+        if log_level is None:
+            return settings
+        return msgspec.structs.replace(
             settings, log=msgspec.structs.replace(settings.log, level=log_level)
         )
+
+    settings = load()
     log = logs.configure(settings.log, environ=os.environ)
     try:
         with instance_lock(Path(settings.state_directory)):
             daemon = Daemon(
                 settings,
-                reload=lambda: config.load(config_path),
+                reload=load,
                 log=log,
                 environ=os.environ,
             )

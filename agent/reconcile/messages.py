@@ -9,12 +9,16 @@ import asyncio
 import contextlib
 import dataclasses
 from collections import Counter
+from typing import Final
 
 from agent.host.model import Hint
 from agent.reconcile.ports import Looker, SpecStore
 from agent.reconcile.rules import Rules
 from agent.vfio.model import Asked, Result
 from agent.vfio.state import Rules as ClaimRules
+
+RELOAD: Final = "reload"
+"""The reason of the pass that ends a reload, whether there is a new configuration or not."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
