@@ -17,6 +17,7 @@ import contextlib
 import dataclasses
 import logging
 import socket
+import struct
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any, Final
 
@@ -36,6 +37,8 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 SHUTDOWN_SECONDS: Final = 1.0
 """How long answers that are under way may take at the end."""
+_UCRED: Final = struct.Struct("iII")
+"""``struct ucred``, unix(7)."""
 _TOO_LARGE: Final = (
     b"HTTP/1.1 413 Content Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 )
@@ -155,6 +158,7 @@ class _Connection(H11Protocol):
             transport.abort()
             return
         self._deadline = self.loop.call_later(self._server.limits.seconds, self._too_late)
+        self.app_state = {"peer": peer_of(transport.get_extra_info("socket"))}
         super().connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -187,3 +191,12 @@ class _Connection(H11Protocol):
     def _too_late(self) -> None:
         self._server.timeouts += 1
         self.abort()
+
+
+def peer_of(connection: socket.socket) -> str:
+    """Who is at the other end of a connection, for the log: the kernel's word, not the peer's."""
+    if connection.family != socket.AF_UNIX:
+        return "network"
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+    pid, uid, _ = _UCRED.unpack(credentials)
+    return f"pid {pid}, uid {uid}"

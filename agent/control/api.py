@@ -1,0 +1,300 @@
+"""The control socket: HTTP and JSON for whoever may open it; only here can anything be changed.
+
+===========  =============================  ========================================================
+``GET``      ``/v1/status``                 what the agent does, in a few numbers
+``GET``      ``/v1/devices``                every device, published or not, and why not
+``GET``      ``/v1/explain/ADDRESS``        all that is known of a function
+``GET``      ``/v1/claims``                 who holds what; what is stranded or hung
+``PUT``      ``/v1/claims/ID``              prepare: the body is a `PrepareBody`
+``DELETE``   ``/v1/claims/ID``              release; ``?force=true`` even while it is in use
+``POST``     ``/v1/recover/ADDRESS``        bring a stranded device back; ``?force=``, ``?dry_run=``
+``POST``     ``/v1/pause``, ``/v1/resume``  let no claim begin to move a device, or let them again
+===========  =============================  ========================================================
+
+An order is answered when it is done or refused, which takes seconds at most and the time that the
+kernel takes. Whoever hangs up changes nothing: the same order again joins the one under way. An
+answer that is no success has ``problems``, each with a stable ``code``, a sentence and a hint; a
+body that is not understood is answered with the path of the field. Who asked stands in the log.
+"""
+
+import asyncio
+import dataclasses
+import json
+import re
+import time
+import urllib.parse
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Annotated, Final, Literal, Protocol
+
+import msgspec
+import structlog
+
+from agent.control import views
+from agent.control.http import Application, Receive, Scope, Send
+from agent.host.model import Address, HoldMode, parse_address
+from agent.reconcile.state import State
+from agent.vfio.children import started_at
+from agent.vfio.model import Answer, Code, Order, Prepare, Recover, Release
+
+_log = structlog.get_logger()
+
+MAX_BODY: Final = 65_536
+_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,126}")
+
+STATUS: Final = {Code.INVALID: 400, Code.UNKNOWN_DEVICE: 404, Code.NOT_STRANDED: 404}
+"""What an order that failed is answered with; everything else is a conflict, 409."""
+
+
+_Reply = tuple[int, object]
+"""A status and a document."""
+
+
+class Agent(Protocol):
+    """What the socket talks to."""
+
+    def snapshot(self) -> State:
+        """The state after the latest pass."""
+
+    async def submit(self, order: Order) -> Answer:
+        """Ask for something; returns when it is done or refused."""
+
+    def pause(self, *, paused: bool) -> None:
+        """Let no claim begin to move a device, or let them again."""
+
+    def overview(self) -> views.Document:
+        """Version, health and sources."""
+
+
+class PrepareBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a claim is asked for with."""
+
+    devices: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=512)]
+    """PCI addresses, or qualified CDI names of devices that are published."""
+    mode: Literal["vfio", "drm"] = "vfio"
+    named: Annotated[tuple[str, ...], msgspec.Meta(max_length=512)] = ()
+    """Addresses of other endpoints of the IOMMU group that may be moved too."""
+    driver: Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9_-]{1,64}\Z")] | None = None
+    force: bool = False
+    from_vfio: bool = False
+    dry_run: bool = False
+    lease: Annotated[float, msgspec.Meta(gt=0, le=31_536_000)] | None = None
+    """Seconds."""
+    owner_pid: Annotated[int, msgspec.Meta(gt=0, lt=2**31)] | None = None
+
+
+class _RefusedError(Exception):
+    """A request that is not understood: a status and a sentence."""
+
+    def __init__(self, status: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.status = status
+        self.sentence = sentence
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Request:
+    method: str
+    parts: tuple[str, ...]
+    query: dict[str, str]
+    body: bytes
+    client: str
+
+
+def application(agent: Agent, *, clock: Callable[[], float] = time.monotonic) -> Application:
+    """The application that answers on the control socket."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            request = await _read(scope, receive)
+            status, document = await _Api(agent, clock).answer(request)
+        except _RefusedError as refused:
+            status, document = refused.status, _error("invalid", refused.sentence)
+        body = json.dumps(document, indent=2).encode() + b"\n"
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            (b"cache-control", b"no-store"),
+        ]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    return app
+
+
+class _Api:
+    """The routes."""
+
+    def __init__(self, agent: Agent, clock: Callable[[], float]) -> None:
+        self._agent = agent
+        self._clock = clock
+
+    async def answer(self, request: _Request) -> _Reply:
+        """Do what a request asks for.
+
+        Raises:
+            _RefusedError: It is not understood.
+        """
+        version, *rest = request.parts
+        if version != "v1" or not rest or (rest[0], len(rest)) not in _RESOURCES:
+            raise _RefusedError(404, "no such path")
+        route = _ROUTES.get((request.method, rest[0], len(rest)))
+        if route is None:
+            raise _RefusedError(405, f"{request.method} is not for this path")
+        return await route(self, request, *rest[1:])
+
+    async def status(self, _request: _Request) -> _Reply:
+        state = self._agent.snapshot()
+        return 200, {**self._agent.overview(), **views.status(state)}
+
+    async def devices(self, _request: _Request) -> _Reply:
+        return 200, {"devices": views.devices(self._agent.snapshot())}
+
+    async def claims(self, _request: _Request) -> _Reply:
+        return 200, views.claims(self._agent.snapshot(), self._clock())
+
+    async def explain(self, _request: _Request, text: str) -> _Reply:
+        found = views.explanation(self._agent.snapshot(), _address(text))
+        if found is None:
+            return 404, _error(Code.UNKNOWN_DEVICE.value, f"this host has no function {text}")
+        return 200, found
+
+    async def prepare(self, request: _Request, claim: str) -> _Reply:
+        state = self._agent.snapshot()
+        return await self._order(await self._prepare(state, claim, request), request)
+
+    async def release(self, request: _Request, claim: str) -> _Reply:
+        order = Release(_claim_id(claim), client=request.client, force=_flag(request, "force"))
+        return await self._order(order, request)
+
+    async def recover(self, request: _Request, text: str) -> _Reply:
+        order = Recover(
+            _address(text),
+            client=request.client,
+            force=_flag(request, "force"),
+            dry_run=_flag(request, "dry_run"),
+        )
+        return await self._order(order, request)
+
+    async def pause(self, request: _Request) -> _Reply:
+        paused = request.parts[1] == "pause"
+        _log.info("order", order=request.parts[1], client=request.client)
+        self._agent.pause(paused=paused)
+        return 200, {"paused": paused}
+
+    async def _order(self, order: Order, request: _Request) -> _Reply:
+        fields = {
+            "order": type(order).__name__.lower(),
+            "claim": getattr(order, "id", None),
+            "device": getattr(order, "address", None),
+            "client": request.client,
+        }
+        _log.info("order", **fields)
+        answered = await self._agent.submit(order)
+        if answered.ok:
+            return 200, views.answer(answered)
+        code = answered.problems[0].code
+        _log.info("order-refused", **fields, code=code.value, problem=answered.problems[0].sentence)
+        return STATUS.get(code, 409), views.answer(answered)
+
+    async def _prepare(self, state: State, claim: str, request: _Request) -> Prepare:
+        try:
+            body = msgspec.json.decode(request.body, type=PrepareBody)
+        except (msgspec.ValidationError, msgspec.DecodeError) as error:
+            raise _RefusedError(400, f"the body is not understood: {error}") from error
+        started = None
+        if body.owner_pid is not None:
+            started = await asyncio.to_thread(started_at, body.owner_pid)
+            if started is None:
+                raise _RefusedError(400, f"there is no process {body.owner_pid} - at `$.owner_pid`")
+        return Prepare(
+            id=_claim_id(claim),
+            mode=HoldMode(body.mode),
+            devices=_devices(state, body.devices, "devices"),
+            client=request.client,
+            force=body.force,
+            named=_devices(state, body.named, "named"),
+            driver=body.driver,
+            from_vfio=body.from_vfio,
+            lease=body.lease,
+            owner_pid=body.owner_pid,
+            owner_started=started,
+            dry_run=body.dry_run,
+        )
+
+
+_ROUTES: Final[Mapping[tuple[str, str, int], Callable[..., Awaitable[_Reply]]]] = {
+    ("GET", "status", 1): _Api.status,
+    ("GET", "devices", 1): _Api.devices,
+    ("GET", "explain", 2): _Api.explain,
+    ("GET", "claims", 1): _Api.claims,
+    ("PUT", "claims", 2): _Api.prepare,
+    ("DELETE", "claims", 2): _Api.release,
+    ("POST", "recover", 2): _Api.recover,
+    ("POST", "pause", 1): _Api.pause,
+    ("POST", "resume", 1): _Api.pause,
+}
+"""By method, first part of the path below ``/v1``, and number of parts."""
+_RESOURCES: Final = frozenset((name, parts) for _, name, parts in _ROUTES)
+
+
+async def _read(scope: Scope, receive: Receive) -> _Request:
+    """Read a whole request; the server has bounded its size and its time already."""
+    body = b""
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            break
+        body += message.get("body", b"")
+        if len(body) > MAX_BODY:
+            raise _RefusedError(413, f"the body has more than {MAX_BODY} bytes")
+        if not message.get("more_body", False):
+            break
+    try:
+        path = [urllib.parse.unquote(part) for part in scope["raw_path"].decode().split("/")[1:]]
+        query = dict(urllib.parse.parse_qsl(scope["query_string"].decode(), keep_blank_values=True))
+    except (UnicodeDecodeError, ValueError) as error:
+        raise _RefusedError(400, "the path is not understood") from error
+    client = scope.get("state", {}).get("peer", "unknown")
+    return _Request(scope["method"], tuple(path), query, body, client)
+
+
+def _error(code: str, sentence: str) -> views.Document:
+    problem = {"code": code, "sentence": sentence, "hint": None, "retryable": False}
+    return {"ok": False, "problems": [problem]}
+
+
+def _claim_id(text: str) -> str:
+    if _ID.fullmatch(text) is None:
+        raise _RefusedError(
+            400,
+            "a claim's id has 1 to 127 letters, digits and ._:- and begins with one of the former",
+        )
+    return text
+
+
+def _address(text: str) -> Address:
+    try:
+        return parse_address(text)
+    except ValueError as error:
+        raise _RefusedError(400, str(error)) from error
+
+
+def _devices(state: State, texts: tuple[str, ...], field: str) -> tuple[Address, ...]:
+    """Addresses, or names under which devices are published now."""
+    by_name = {f"{kind}={name}": address for (kind, address), name in state.published.items()}
+    found = []
+    for number, text in enumerate(texts):
+        try:
+            found.append(by_name.get(text) or parse_address(text))
+        except ValueError as error:
+            raise _RefusedError(
+                400, f"{error}, nor the name of a published device - at `$.{field}[{number}]`"
+            ) from error
+    return tuple(found)
+
+
+def _flag(request: _Request, name: str) -> bool:
+    value = request.query.get(name, "false")
+    if value not in {"true", "false"}:
+        raise _RefusedError(400, f"?{name}= is true or false, not {value[:20]!r}")
+    return value == "true"
