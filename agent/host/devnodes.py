@@ -209,13 +209,13 @@ class Links:
 
     def forget(self) -> None:
         """Know nothing: the next reading reads all, and tells of all as changed."""
-        self._known: dict[str, dict[str, str]] = {folder: {} for folder in _LINK_FOLDERS}
+        self._written: dict[str, Mapping[str, str]] = {folder: {} for folder in _LINK_FOLDERS}
         self._marks: dict[str, sysfs.Mark | None] = {}
-        self._by_target: dict[str, list[Link]] = {}
+        self._by_target: dict[str, dict[str, Link]] = {}
 
     def to(self, paths: Collection[str]) -> tuple[Link, ...]:
         """The links to these nodes, sorted by path."""
-        links = [link for path in paths for link in self._by_target.get(path, ())]
+        links = [link for path in paths for link in self._by_target.get(path, {}).values()]
         return tuple(sorted(links, key=lambda link: link.path))
 
     def read(self, *, afresh: bool) -> set[str]:
@@ -228,38 +228,39 @@ class Links:
             The paths of nodes to which other links lead than before.
         """
         changed: set[str] = set()
-        for folder, known in self._known.items():
+        for folder in _LINK_FOLDERS:
             now = time.time_ns()
             mark = sysfs.mark(self._nodes.on_disk(folder))
             if not afresh and folder in self._marks and self._marks[folder] == mark:
                 continue
-            links = self._links_in(folder)
-            changed.update(target for _, target in links.items() ^ known.items())
-            self._known[folder] = links
+            changed |= self._read_folder(folder)
             self._marks.pop(folder, None)
             if mark is None or now - mark.changed > _COARSE:
                 self._marks[folder] = mark
-        if changed:
-            self._by_target = {}
-            for links in self._known.values():
-                for path, target in links.items():
-                    self._by_target.setdefault(target, []).append(Link(path, target))
         return changed
 
-    def _links_in(self, folder: str) -> dict[str, str]:
-        """Where each link in a folder leads, as absolute paths below /dev.
-
-        A link is optional and never costs a device: what cannot be read is left out.
-        """
-        place = self._nodes.on_disk(folder)
-        links = {}
+    def _read_folder(self, folder: str) -> set[str]:
+        """Read the links in a folder; a link is optional and never costs a device."""
+        before = self._written[folder]
+        after: Mapping[str, str] = {}
         with contextlib.suppress(sysfs.UnreadableError):
-            for name in sysfs.names(place) or ():
-                with contextlib.suppress(sysfs.UnreadableError):
-                    written = sysfs.link(f"{place}/{name}")
-                    if written is None or not f"{name}{written}".isprintable():
-                        continue
-                    target = os.path.normpath(os.path.join(folder, written))
-                    if target.startswith("/dev/"):
-                        links[f"{folder}/{name}"] = target
-        return links
+            after = sysfs.links(self._nodes.on_disk(folder))
+        self._written[folder] = after
+        changed: set[str] = set()
+        # Of a thousand links two have changed: what is not needed is not made for the rest.
+        for name in {name for name, _ in before.items() ^ after.items()}:
+            if (old := _link(folder, name, before.get(name))) is not None:
+                del self._by_target[old.target][old.path]
+                changed.add(old.target)
+            if (new := _link(folder, name, after.get(name))) is not None:
+                self._by_target.setdefault(new.target, {})[new.path] = new
+                changed.add(new.target)
+        return changed
+
+
+def _link(folder: str, name: str, written: str | None) -> Link | None:
+    """The link of this name; None if it leads to nothing that can be a node."""
+    if written is None or not f"{name}{written}".isprintable():
+        return None
+    target = os.path.normpath(os.path.join(folder, written))
+    return Link(f"{folder}/{name}", target) if target.startswith("/dev/") else None

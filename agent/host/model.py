@@ -278,10 +278,61 @@ class Inventory:
     dropped: Mapping[Address, str] = dataclasses.field(default_factory=dict)
     """Functions that could not be read in this look, each with its reason."""
     environment: Environment = Environment()
+    by_word: Mapping[Word, tuple[Function, ...]] = dataclasses.field(
+        init=False, repr=False, compare=False
+    )
+    """The functions that have a word, in order of address."""
+    previous: dataclasses.InitVar[Inventory | None] = None
+    """An earlier inventory. What is the same object in both need not be indexed again: on a host
+    with thousands of functions a look at one is to cost what it costs on a small one."""
+
+    def __post_init__(self, previous: Inventory | None) -> None:
+        before = ({}, {}) if previous is None else (previous.functions, previous.by_word)
+        object.__setattr__(self, "by_word", _indexed(self.functions, *before))
 
     def group(self, number: int) -> tuple[Function, ...]:
-        """The functions of an IOMMU group."""
-        return tuple(f for f in self.functions.values() if f.iommu_group == number)
+        """The functions of an IOMMU group, in order of address."""
+        return self.by_word.get(number, ())
+
+
+Word = str | DeviceNumber | int
+"""What a function is found by: its slot, its IOMMU group, the path or the number of a node."""
+
+
+def _words(function: Function) -> set[Word]:
+    words: set[Word] = {function.slot}
+    if function.iommu_group is not None:
+        words.add(function.iommu_group)
+    for node in function.nodes:
+        words.add(node.path)
+        if node.number is not None:
+            words.add(node.number)
+    return words
+
+
+def _indexed(
+    functions: Mapping[Address, Function],
+    before: Mapping[Address, Function],
+    index: Mapping[Word, tuple[Function, ...]],
+) -> Mapping[Word, tuple[Function, ...]]:
+    """Index functions, given the index of those before."""
+    new = [each for address, each in functions.items() if before.get(address) is not each]
+    changed = (before.keys() - functions.keys()) | {each.address for each in new}
+    old = {before[address] for address in changed if address in before}
+    changing: dict[Word, list[Function]] = {word: [] for each in old for word in _words(each)}
+    for each in new:
+        for word in _words(each):
+            changing.setdefault(word, []).append(each)
+    result = dict(index)
+    for word, members in changing.items():
+        members.extend(each for each in index.get(word, ()) if each not in old)
+        if len(members) > 1:
+            members.sort(key=lambda each: address_order(each.address))
+        if members:
+            result[word] = tuple(members)
+        else:
+            del result[word]
+    return result
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -343,42 +394,20 @@ def scope_of(hints: Iterable[Hint], inventory: Inventory) -> Scope:
         (hint.address, hint.orphan, (hint.group, hint.node_path, hint.node_number))
         for hint in hints
     }
-    owners = _owners({word for _, _, words in news for word in words}, inventory)
-    concerned: set[Address | None] = set()
+    orphans = {word for each in inventory.orphans for word in (each.node.path, each.node.number)}
+    addresses: set[Address] = set()
+    about_orphans = False
     for address, orphan, words in news:
-        found = {owner for word in words for owner in owners.get(word, ())}
+        known = [word for word in words if word is not None]
+        found = {each.address for word in known for each in inventory.by_word.get(word, ())}
         if address is not None:
             found.add(address)
-        if orphan:
-            found.add(None)
-        if not found:
+        is_orphan = orphan or not orphans.isdisjoint(known)
+        if not found and not is_orphan:
             return EVERYTHING
-        concerned |= found
-    addresses = frozenset(owner for owner in concerned if owner is not None)
-    return widen(Scope(addresses=addresses, orphans=None in concerned), inventory)
-
-
-_Word = str | DeviceNumber | int | None
-
-
-def _owners(words: set[_Word], inventory: Inventory) -> dict[_Word, set[Address | None]]:
-    """Who has these node paths, device numbers and IOMMU groups; None stands for the orphans."""
-    owners: dict[_Word, set[Address | None]] = {}
-    words.discard(None)
-    if not words:
-        return owners
-    for address, function in inventory.functions.items():
-        if function.iommu_group in words:
-            owners.setdefault(function.iommu_group, set()).add(address)
-        for node in function.nodes:
-            if node.path in words:
-                owners.setdefault(node.path, set()).add(address)
-            if node.number in words:
-                owners.setdefault(node.number, set()).add(address)
-    for orphan in inventory.orphans:
-        for word in words & {orphan.node.path, orphan.node.number}:
-            owners.setdefault(word, set()).add(None)
-    return owners
+        addresses |= found
+        about_orphans |= is_orphan
+    return widen(Scope(addresses=frozenset(addresses), orphans=about_orphans), inventory)
 
 
 def widen(scope: Scope, inventory: Inventory) -> Scope:
@@ -388,19 +417,14 @@ def widen(scope: Scope, inventory: Inventory) -> Scope:
     """
     if scope.everything or not scope.addresses:
         return scope
-    functions = inventory.functions
     done: set[Address] = set()
     todo = set(scope.addresses)
-    while todo:  # all of a generation in one walk; there are two or three
+    while todo:
         done |= todo
-        known = [functions[address] for address in todo if address in functions]
-        slots = {slot_of(address) for address in todo}
-        groups = {f.iommu_group for f in known if f.iommu_group is not None}
-        todo = {
-            address
-            for address, function in functions.items()
-            if slot_of(address) in slots or function.iommu_group in groups
-        }
+        known = [f for address in todo if (f := inventory.functions.get(address)) is not None]
+        words: set[Word] = {slot_of(address) for address in todo}
+        words.update(f.iommu_group for f in known if f.iommu_group is not None)
+        todo = {f.address for word in words for f in inventory.by_word.get(word, ())}
         for function in known:
             todo.update(function.virtfns)
             if function.physfn is not None:

@@ -2,7 +2,8 @@
 
 A full look reads every function. A partial one reads those of its scope, and then whatever sysfs
 says belongs to them now (slot, IOMMU group, PF, VFs), until nothing new turns up; the rest is as
-it was. If the scope covers all that changed, both give the same inventory.
+it was. If the scope covers all that changed, both give the same inventory. What was read and is as
+it was stays the same *object*, so whoever comes after sees at once what there is nothing to do for.
 
 Two functions that list one path were read before and after it moved from one to the other: both
 are read again. One that still does, or that never holds still, is left to the next look.
@@ -16,7 +17,7 @@ No asyncio, no thread, no lock: the caller runs a look in one thread, and one lo
 """
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -94,24 +95,26 @@ class Scanner:
             LookError: Nothing can be said about the host.
         """
         try:
-            look = _Look(self._functions, {} if scope.everything else previous.functions)
+            look = _Look(self._functions, previous, afresh=scope.everything)
             changed = self._links.read(afresh=scope.everything)
             if scope.everything:
                 look.read(self._listed())
             else:
                 look.read(_with_links_to(changed, previous, scope.addresses))
                 look.read(previous.dropped.keys() - look.done)
-                look.close_over(previous)
+                look.close_over()
             look.reread_conflicts()
             orphans = previous.orphans
             if scope.everything or scope.orphans or look.touches(orphans):
                 orphans = self._orphans(look)
+            shared = self._shared_nodes()
             return Inventory(
-                functions=look.sorted_like(previous.functions),
-                shared=self._shared_nodes(),
+                functions=look.in_order(),
+                shared=previous.shared if shared == previous.shared else shared,
                 orphans=orphans,
                 dropped=dict(sorted(look.dropped.items(), key=lambda d: address_order(d[0]))),
-                environment=self._environment(),
+                environment=self._environment(iommu=look.has_group()),
+                previous=previous,
             )
         except BaseException:
             self._links.forget()  # what they told of as changed has reached no inventory
@@ -222,9 +225,10 @@ class Scanner:
             return None
         return Orphan(node, devpath, None if driver is None else sysfs.printable(driver))
 
-    def _environment(self) -> Environment:
+    def _environment(self, *, iommu: bool) -> Environment:
+        """What is around; the groups are listed (a long list) only if no function has one."""
         try:
-            groups = bool(sysfs.names(f"{self._sys}/kernel/iommu_groups"))
+            groups = iommu or bool(sysfs.names(f"{self._sys}/kernel/iommu_groups"))
         except UnreadableError:
             groups = False
         return self._nodes.environment(iommu=groups)
@@ -233,9 +237,10 @@ class Scanner:
 class _Look:
     """What one look has read so far."""
 
-    def __init__(self, reader: FunctionReader, known: Mapping[Address, Function]) -> None:
+    def __init__(self, reader: FunctionReader, previous: Inventory, *, afresh: bool) -> None:
         self._reader = reader
-        self._functions = dict(known)
+        self._previous = previous
+        self._functions = {} if afresh else dict(previous.functions)
         self.done: set[Address] = set()
         self.dropped: dict[Address, str] = {}
 
@@ -243,17 +248,19 @@ class _Look:
         """Read these functions, again if they were read before."""
         for address in addresses:
             self.done.add(address)
-            self._functions.pop(address, None)
             self.dropped.pop(address, None)
+            function = None
             try:
                 function = self._reader.read(address)
             except UnreadableError as error:
                 self.dropped[address] = str(error)
+            if function is None:
+                self._functions.pop(address, None)
             else:
-                if function is not None:
-                    self._functions[address] = function
+                known = self._previous.functions.get(address)
+                self._functions[address] = known if known == function else function
 
-    def close_over(self, previous: Inventory) -> None:
+    def close_over(self) -> None:
         """Read what belongs to the functions that were read, until nothing new turns up."""
         todo = set(self.done)
         while todo:
@@ -264,57 +271,60 @@ class _Look:
                     found.update(self._reader.neighbours(function))
             todo = found - self.done
             if todo:  # rare: the scope has brought all that were known to belong to it
-                todo.update(widen(Scope(addresses=frozenset(todo)), previous).addresses)
+                todo.update(widen(Scope(addresses=frozenset(todo)), self._previous).addresses)
                 todo -= self.done
                 self.read(todo)
 
     def reread_conflicts(self) -> None:
         """Read functions again that list one path, while that helps."""
         for _ in range(ATTEMPTS):
-            fresh = {
-                node.path
-                for address in self.done & self._functions.keys()
-                for node in self._functions[address].nodes
+            read = [f for address in self.done if (f := self._functions.get(address)) is not None]
+            owners: dict[str, set[Address]] = {
+                node.path: self._others_with(node.path)
+                for function in read
+                for node in function.nodes
                 if node.role is not NodeRole.VFIO_GROUP
             }
-            owners: dict[str, list[Address]] = {}
-            for address, function in self._functions.items():
+            for function in read:
                 for node in function.nodes:
-                    if node.path in fresh:
-                        owners.setdefault(node.path, []).append(address)
+                    if node.path in owners:
+                        owners[node.path].add(function.address)
             conflict = {a for addresses in owners.values() if len(addresses) > 1 for a in addresses}
             if not conflict:
                 return
             self.read(conflict)
 
+    def _others_with(self, path: str) -> set[Address]:
+        """The functions that were not read, and had this node when they were."""
+        known = self._previous.by_word.get(path, ())
+        return {f.address for f in known if self._functions.get(f.address) is f} - self.done
+
     def touches(self, orphans: Iterable[Orphan]) -> bool:
         """Whether one of these is below a function that was read."""
         return any(address_in_devpath(orphan.devpath) in self.done for orphan in orphans)
+
+    def has_group(self) -> bool:
+        """Whether any function has an IOMMU group."""
+        return any(each.iommu_group is not None for each in self._functions.values())
 
     def node_names(self) -> set[str]:
         """The kernel's names of all nodes that functions have."""
         return {node.name for function in self._functions.values() for node in function.nodes}
 
-    def sorted_like(self, previous: Mapping[Address, Function]) -> dict[Address, Function]:
+    def in_order(self) -> dict[Address, Function]:
         """The functions in order of address."""
         functions = self._functions
-        order = previous if functions.keys() == previous.keys() else None
-        return {
-            address: functions[address] for address in order or sorted(functions, key=address_order)
-        }
+        order = [address for address in self._previous.functions if address in functions]
+        if len(order) < len(functions):
+            order = sorted(functions, key=address_order)
+        return {address: functions[address] for address in order}
 
 
 def _with_links_to(
     paths: set[str], inventory: Inventory, addresses: frozenset[Address]
 ) -> Iterable[Address]:
     """These functions, and those to whose nodes a link leads or led that has changed."""
-    if not paths:
-        return addresses
-    return addresses | {
-        function.address
-        for function in inventory.functions.values()
-        if any(node.path in paths for node in function.nodes)
-    }
+    return addresses | {f.address for path in paths for f in inventory.by_word.get(path, ())}
 
 
 def _link(path: str) -> str | None:

@@ -126,6 +126,17 @@ class Folder:
                 raise UnreadableError(f"{printable(name)} is not a link") from error
             _refuse(name, error)
 
+    def links(self) -> dict[str, str]:
+        """Where each link in the folder leads, as it is written; what is none is left out."""
+        found = {}
+        for name in self.names():
+            try:
+                found[name] = os.readlink(name, dir_fd=self._fd)
+            except OSError as error:
+                if error.errno in _OURS:
+                    _refuse(name, error)
+        return found
+
     def leads_to(self, name: str) -> str | None:
         """The last part of where a link leads: the name of a driver, a group, a function."""
         target = self.link(name)
@@ -183,6 +194,22 @@ def link(path: str) -> str | None:
         if error.errno in _GONE or error.errno == errno.EINVAL:
             return None
         _refuse(path, error)
+
+
+def links(path: str) -> dict[str, str]:
+    """Where each link in a folder leads, as it is written; none if there is no such folder.
+
+    What is no link, or cannot be read, is left out.
+
+    Raises:
+        UnreadableError: The folder cannot be listed.
+        LookError: This process may open no more files.
+    """
+    try:
+        with Folder(path) as folder:
+            return folder.links()
+    except FileNotFoundError:
+        return {}
 
 
 class Mark(NamedTuple):

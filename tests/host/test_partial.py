@@ -217,8 +217,19 @@ def test_a_partial_look_agrees_with_a_full_one(
             CHANGES[step.what](host, step)
         scope = scope_of(host.hints, inventory)
         event("full" if scope.everything else f"partial, orphans: {scope.orphans}")
-        inventory = scanner.scan(scope, inventory)
-        assert inventory == host.scanner().scan(EVERYTHING, Inventory())
-        assert list(inventory.functions) == list(
-            host.scanner().scan(EVERYTHING, Inventory()).functions
+        before = inventory
+        inventory = scanner.scan(scope, before)
+        full = host.scanner().scan(EVERYTHING, Inventory())
+        assert inventory == full
+        assert list(inventory.functions) == list(full.functions)
+        assert inventory.by_word == full.by_word
+        assert_same_objects(inventory, before)
+        assert_same_objects(scanner.scan(EVERYTHING, inventory), inventory)
+
+
+def assert_same_objects(after: Inventory, before: Inventory) -> None:
+    """What is as it was is the same object, whether it was read or not."""
+    for address, function in after.functions.items():
+        assert function is before.functions.get(address) or function != before.functions.get(
+            address
         )

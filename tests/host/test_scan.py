@@ -311,12 +311,12 @@ def test_links_that_cannot_have_changed_are_not_read_again(
     before = scanner.scan(EVERYTHING, Inventory())
     listed: list[str] = []
 
-    def names(path: str) -> list[str] | None:
+    def links(path: str) -> dict[str, str]:
         listed.append(path)
-        return real_names(path)
+        return real_links(path)
 
-    real_names = sysfs.names
-    monkeypatch.setattr("agent.host.sysfs.names", names)
+    real_links = sysfs.links
+    monkeypatch.setattr("agent.host.sysfs.links", links)
     assert scanner.scan(scope, before) == before
     assert str(folder) not in listed
     # As udev does it: beside, then in place of the old one.
