@@ -122,7 +122,7 @@ FAULTS: list[tuple[str, str, list[str]]] = [
         [
             (
                 "line 1: zzz: there is no such key; there are state_directory, host, cdi,"
-                " reconcile, log, metrics"
+                " reconcile, log, metrics, control, vfio"
             )
         ],
     ),

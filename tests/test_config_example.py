@@ -17,16 +17,18 @@ import yaml
 from agent.cdi.profile import Profile
 from agent.cdi.profiles import load_builtin
 from agent.config import Config, parse, profiles
+from agent.vfio.settings import AssignSettings
 
 EXAMPLE = Path(__file__).parents[1] / "config.example.yaml"
 
 
 def structs_in(annotation: Any) -> Iterator[type[msgspec.Struct]]:  # noqa: ANN401 - any type
-    """The Structs that a type consists of."""
+    """The Structs that a type consists of; what a list is made of is shown as a comment."""
     if isinstance(annotation, type) and issubclass(annotation, msgspec.Struct):
         yield annotation
-    for part in typing.get_args(annotation):
-        yield from structs_in(part)
+    if typing.get_origin(annotation) is not tuple:
+        for part in typing.get_args(annotation):
+            yield from structs_in(part)
 
 
 def keys_of(cls: type[msgspec.Struct]) -> Iterator[str]:
@@ -123,6 +125,17 @@ def test_the_profiles_that_the_example_shows_have_every_key_of_a_profile() -> No
         if key.rpartition(".")[2] not in access or key.startswith("nodes.")
     }
     assert missing == set()
+
+
+def test_the_claims_that_the_example_shows_have_every_key_of_one() -> None:
+    text = EXAMPLE.read_text()
+    shown = text[text.index("  #   - id: desktop") : text.index("  assign: []")]
+    lines = [line.removeprefix("  # ") for line in shown.splitlines()]
+    config = parse("vfio:\n  assign:\n" + "".join(f"  {line}\n" for line in lines))
+    (claim,) = config.vfio.assign
+    assert (claim.id, claim.devices) == ("desktop", ("0000:03:00.0",))
+    given = yaml.safe_load("".join(f"{line}\n" for line in lines))[0]
+    assert tuple(given) == AssignSettings.__struct_fields__
 
 
 def test_the_example_names_the_profiles_that_come_with_the_program() -> None:

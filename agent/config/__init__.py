@@ -22,11 +22,12 @@ from agent.cdi.spec import Device, DeviceNode
 from agent.cdi.tree import one_line
 from agent.config import document
 from agent.config.build import Builder, Fault
-from agent.control.settings import MetricsSettings
+from agent.control.settings import ControlSettings, MetricsSettings
 from agent.errors import ConfigError
 from agent.host.settings import AbsolutePath, HostSettings, normalise
 from agent.observe.settings import LogSettings
 from agent.reconcile.settings import ReconcileSettings
+from agent.vfio.settings import VfioSettings
 
 DEFAULT_PATH: Final = Path("/etc/cdi-agent/config.yaml")
 
@@ -46,6 +47,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """What is logged, and in which form."""
     metrics: MetricsSettings = MetricsSettings()
     """Where metrics and health can be asked for."""
+    control: ControlSettings = ControlSettings()
+    """Where the agent takes orders."""
+    vfio: VfioSettings = VfioSettings()
+    """How devices are claimed for virtual machines."""
 
     def __post_init__(self) -> None:
         """Give the path the one form in which paths are compared."""

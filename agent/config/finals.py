@@ -1,4 +1,4 @@
-"""What cannot change while the service runs: each was handed to something made once, at the start."""
+"""What cannot change while the service runs: it was handed to something made once, at the start."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -6,7 +6,7 @@ from typing import Final
 import msgspec
 
 from agent.config import Config
-from agent.control.settings import MetricsSettings
+from agent.control.settings import ControlSettings, MetricsSettings
 from agent.observe.settings import LogSettings
 
 FINAL_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -15,6 +15,8 @@ FINAL_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "reconcile": ("queue_size",),
     "log": LogSettings.__struct_fields__,
     "metrics": MetricsSettings.__struct_fields__,
+    "control": ControlSettings.__struct_fields__,
+    "vfio": ("write_timeout", "load_timeout"),
 }
 """Keys by section; those of no section first."""
 
