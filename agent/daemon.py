@@ -29,7 +29,7 @@ from agent.cdi.files import DeleteSpec
 from agent.config import Config
 from agent.config.finals import keep_finals
 from agent.control.pages import application, document, probe
-from agent.control.server import MetricsServer
+from agent.control.server import HttpService
 from agent.control.sockets import parse_address, passed_sockets
 from agent.errors import AgentError, SourceUnavailableError, StoreError
 from agent.host.model import Hint
@@ -180,7 +180,7 @@ class Daemon:
                 }
             )
             address = where or parse_address(listen or "")
-            tasks["metrics"] = MetricsServer(pages, where=address).run()
+            tasks["metrics"] = HttpService("metrics", pages, where=address).run()
         return tasks
 
     async def _listen(self, monitor: Monitor) -> None:

@@ -1,7 +1,7 @@
-"""The metrics port's life: opened when it can be, kept, released at the end.
+"""The life of a port or a socket: opened when it can be, kept, released at the end.
 
 A port that is taken, or not allowed, is said once and tried again with growing delay; the agent's
-own work neither waits for it nor ends with it. There is no route that changes anything.
+own work neither waits for it nor ends with it.
 """
 
 import asyncio
@@ -22,11 +22,12 @@ LONGEST_DELAY: Final = 60.0
 """Seconds between two attempts to open the port."""
 
 
-class MetricsServer:
-    """Serves pages on an address, or on sockets that systemd handed over.
+class HttpService:
+    """Serves an application on an address, or on sockets that systemd handed over.
 
     Args:
-        application: The pages.
+        name: What it is for, for the log: ``metrics``, ``control``.
+        application: What answers.
         where: The address to listen on, or listening sockets that exist already.
         limits: How much strangers may use.
         sleep: Waits between two attempts to open the port.
@@ -34,6 +35,7 @@ class MetricsServer:
 
     def __init__(
         self,
+        name: str,
         application: Application,
         *,
         where: Address | Sequence[socket.socket],
@@ -43,6 +45,7 @@ class MetricsServer:
         self.listening: tuple[str, ...] = ()
         """Where it answers now."""
         self.http: Final = Server(application, limits)
+        self._name = name
         self._where = where
         self._sleep = sleep
 
@@ -57,7 +60,7 @@ class MetricsServer:
         try:
             await self.http.start(listeners)
             self.listening = tuple(describe(listener) for listener in listeners)
-            _log.info("metrics-listening", address=self.listening)
+            _log.info("listening", service=self._name, address=self.listening)
             await asyncio.get_running_loop().create_future()
         finally:
             self.listening = ()
@@ -79,10 +82,12 @@ class MetricsServer:
             try:
                 return await _bind(address)
             except OSError as error:
-                problem = f"the metrics port {address} cannot be opened: {error.strerror}"
+                problem = f"the {self._name} socket {address} cannot be opened: {error.strerror}"
                 if problem != said:
                     said = problem
-                    _log.warning("metrics-unavailable", address=str(address), problem=problem)
+                    _log.warning(
+                        "not-listening", service=self._name, address=str(address), problem=problem
+                    )
             await self._sleep(delay)
             delay = min(delay * 2, LONGEST_DELAY)
 

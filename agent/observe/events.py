@@ -140,11 +140,11 @@ EVENTS: Final[Mapping[str, Event]] = {
     "receive-buffer-refused": Event(
         "info", "`host.receive_buffer` is more than this process may have; libudev's choice stays."
     ),
-    "metrics-listening": Event("info", "The metrics port is open at `address`."),
-    "metrics-unavailable": Event(
+    "listening": Event("info", "The port or socket of `service` is open at `address`."),
+    "not-listening": Event(
         "warning",
-        "The metrics port cannot be opened (taken, or not allowed). It is tried again with "
-        "growing delay; everything else goes on.",
+        "The port or socket of `service` cannot be opened (taken, or not allowed). It is tried "
+        "again with growing delay; everything else goes on.",
     ),
     "page-failed": Event(
         "error", "A page of the metrics port could not be made, with the traceback; a bug."
@@ -158,4 +158,20 @@ EVENTS: Final[Mapping[str, Event]] = {
     "library-message": Event(
         "error", "A library, or Python itself, had something to say; `logger` names it."
     ),
+    "order": Event("info", "Somebody asked for something over the control socket: `client`."),
+    "order-refused": Event("info", "What was asked for could not be done, and why."),
+    "claim": Event("info", "A claim has come further: its `phase`, and what it waits for."),
+    "claim-ended": Event(
+        "warning", "A claim is no more, and how it ended; at info if that was as it should be."
+    ),
+    "claim-void": Event("info", "A claim of an earlier boot, which the reboot has ended."),
+    "stranded": Event(
+        "error", "A device could not be brought back to the driver that it came from."
+    ),
+    "journal-failed": Event("error", "The journal of claims could not be written."),
+    "journal-unusable": Event(
+        "error", "The journal of claims could not be read; it is kept, and nothing is guessed."
+    ),
+    "paused": Event("warning", "No claim begins to move a device until `resume`."),
+    "resumed": Event("warning", "Claims may move devices again."),
 }

@@ -245,18 +245,6 @@ class Desk:
                 problem=stray.problem.sentence,
                 hint=stray.problem.hint,
             )
-        for address in decided.claims.children.keys() - before.children.keys():
-            child = decided.claims.children[address]
-            _log.error(
-                "write-hung",
-                device=address,
-                step=child.write.step,
-                problem=f"the kernel has not returned from a write to {address}; nothing more is "
-                "written to it until it has",
-                hint="the kernel's log may say what it waits for",
-            )
-        for address in before.children.keys() - decided.claims.children.keys():
-            _log.info("write-returned", device=address)
 
     def _tell_end(self, ended: Ended) -> None:
         request = ended.claim.record.request

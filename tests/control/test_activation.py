@@ -14,7 +14,7 @@ from agent.control.sockets import TcpAddress, bind
 PROGRAM = """
 import asyncio, os
 from agent.control.pages import Reply, application
-from agent.control.server import MetricsServer
+from agent.control.server import HttpService
 from agent.control.sockets import passed_sockets
 
 async def main():
@@ -23,7 +23,7 @@ async def main():
         answered.set()
         return Reply(b"it works")
     found = passed_sockets(os.environ)
-    server = MetricsServer(application({"/metrics": page}), where=found["metrics"])
+    server = HttpService("metrics", application({"/metrics": page}), where=found["metrics"])
     serving = asyncio.create_task(server.run())
     await answered.wait()
     while server.http.connections:

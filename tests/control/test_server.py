@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from agent.control.http import Application, Limits
 from agent.control.pages import TEXT, Reply, application, document, probe
-from agent.control.server import LONGEST_DELAY, MetricsServer
+from agent.control.server import LONGEST_DELAY, HttpService
 from agent.control.settings import MetricsSettings
 from agent.control.sockets import Address, TcpAddress, UnixAddress, bind, parse_address
 
@@ -57,8 +57,8 @@ async def serving(
     *,
     app: Application = PAGES,
     limits: Limits | None = None,
-) -> AsyncIterator[MetricsServer]:
-    server = MetricsServer(app, where=where, limits=limits)
+) -> AsyncIterator[HttpService]:
+    server = HttpService("metrics", app, where=where, limits=limits)
     task = asyncio.create_task(server.run())
     while not server.listening:  # noqa: ASYNC110 - binding takes a thread and a few turns
         await asyncio.sleep(0)
@@ -71,7 +71,7 @@ async def serving(
         assert server.listening == ()
 
 
-async def ask(server: MetricsServer, path: str, method: str = "GET") -> tuple[int, bytes, bytes]:
+async def ask(server: HttpService, path: str, method: str = "GET") -> tuple[int, bytes, bytes]:
     """Status, head and body of an answer."""
     address = parse_address(server.listening[0])
     if isinstance(address, TcpAddress):
@@ -182,14 +182,14 @@ async def test_a_taken_port_is_said_once_and_served_as_soon_as_it_is_free() -> N
             taken.close()
         await asyncio.sleep(0)
 
-    server = MetricsServer(PAGES, where=address, sleep=sleep)
+    server = HttpService("metrics", PAGES, where=address, sleep=sleep)
     with capture_logs() as logs:
         task = asyncio.create_task(server.run())
         while not server.listening:  # noqa: ASYNC110 - it comes by itself
             await asyncio.sleep(0)
     assert delays == [1, 2, 4, 8, 16, 32, 60, 60, 60, 60]
     assert max(delays) == LONGEST_DELAY
-    assert [entry["event"] for entry in logs] == ["metrics-unavailable", "metrics-listening"]
+    assert [entry["event"] for entry in logs] == ["not-listening", "listening"]
     assert logs[0]["log_level"] == "warning"
     assert "Address already in use" in logs[0]["problem"]
     assert str(address) in logs[0]["problem"]
@@ -215,21 +215,21 @@ async def test_an_impossible_address_is_tried_again_until_the_end(where: Address
             tried.set()
         await asyncio.sleep(0)
 
-    server = MetricsServer(PAGES, where=where, sleep=sleep)
+    server = HttpService("metrics", PAGES, where=where, sleep=sleep)
     with capture_logs() as logs:
         task = asyncio.create_task(server.run())
         await tried.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-    assert [entry["event"] for entry in logs] == ["metrics-unavailable"]
+    assert [entry["event"] for entry in logs] == ["not-listening"]
 
 
 async def test_a_server_that_ends_while_it_binds_leaves_no_socket(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "metrics.sock"
-    task = asyncio.create_task(MetricsServer(PAGES, where=UnixAddress(str(path))).run())
+    task = asyncio.create_task(HttpService("metrics", PAGES, where=UnixAddress(str(path))).run())
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from agent.cdi.desired import Reason, Withheld
 from agent.cdi.spec import Kind
 from agent.control.pages import application, document, probe
-from agent.control.server import MetricsServer
+from agent.control.server import HttpService
 from agent.control.sockets import TcpAddress, bind, describe
 from agent.host.model import Address, Hint
 from agent.observe.health import Verdict
@@ -323,7 +323,7 @@ async def test_a_real_prometheus_scrapes_the_running_server(tmp_path: Path) -> N
         "/healthz": probe(lambda: rig.verdict),
     }
     listener = bind(TcpAddress("127.0.0.1", 0))
-    server = MetricsServer(application(pages), where=[listener])
+    server = HttpService("metrics", application(pages), where=[listener])
     serving = asyncio.create_task(server.run())
     with bind(TcpAddress("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
