@@ -19,24 +19,20 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Final, Self
 
 from agent.cdi.files import PREFIX
 from agent.cdi.tree import MAX_SIZE
 from agent.errors import StoreError
+from agent.host.files import Step, no_step, read_with_status
 
 SUFFIXES: Final = (".yaml", ".json")
 """The endings that consumers load."""
 
 FILE_MODE: Final = 0o644
 """Rootless engines read specs too."""
-
-DIRECTORY_MODE: Final = 0o755
-
-Step = Callable[[str], None]
-"""Told the name of each step once it is done; a test stops the process there."""
 
 _TEMP: Final = re.compile(rf"{re.escape(PREFIX)}\.[0-9a-f]{{16}}\.tmp")
 
@@ -47,10 +43,6 @@ _HINTS: Final = {
     errno.EACCES: "run as root, and look for a denial by SELinux or AppArmor",
     errno.EPERM: "run as root, and look for a denial by SELinux or AppArmor",
 }
-
-
-def no_step(_name: str) -> None:
-    """What production does between two steps: nothing."""
 
 
 def fault(doing: str, path: str, error: OSError) -> StoreError:
@@ -76,23 +68,6 @@ def is_temp(name: str) -> bool:
 def is_spec_name(name: str) -> bool:
     """Whether consumers load a file of this name."""
     return name.endswith(SUFFIXES)
-
-
-def make_directories(path: str) -> None:
-    """Make a directory and what is missing above it, readable by all under any umask.
-
-    What is there stays as it is, whatever it is: opening it tells.
-    """
-    parent = os.path.dirname(path)
-    if not os.path.isdir(parent):
-        make_directories(parent)
-    try:
-        os.mkdir(path, DIRECTORY_MODE)
-    except FileExistsError:
-        return
-    os.chmod(path, DIRECTORY_MODE)
-    with Directory.open(parent, follow=True) as above:
-        above.sync()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -212,7 +187,7 @@ class Directory:
         Raises:
             OSError: EFBIG: it is too large. EINVAL: it is no regular file.
         """
-        return _read(name, MAX_SIZE, self.fd, follow=follow)
+        return read_with_status(name, MAX_SIZE, dir_fd=self.fd, follow=follow)
 
     def unlink(self, name: str) -> None:
         """Delete a file; what is gone is gone."""
@@ -280,42 +255,3 @@ def require_in_place(directory: Directory) -> None:
     if not directory.in_place():
         reason = "the directory was replaced meanwhile"
         raise OSError(errno.ESTALE, reason, directory.path)
-
-
-def read_regular(path: str, limit: int) -> bytes:
-    """Read any regular file of bounded size, in the same way.
-
-    Raises:
-        OSError: EFBIG: it is too large. EINVAL: it is no regular file.
-    """
-    return _read(path, limit, None, follow=True)[1]
-
-
-def _read(
-    path: str, limit: int, dir_fd: int | None, *, follow: bool
-) -> tuple[os.stat_result, bytes]:
-    _require_regular(os.stat(path, dir_fd=dir_fd, follow_symlinks=follow), limit)
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-    fd = os.open(path, flags if follow else flags | os.O_NOFOLLOW, dir_fd=dir_fd)
-    try:
-        status = os.fstat(fd)
-        _require_regular(status, limit)
-        # It may be growing: one byte more than allowed tells.
-        with os.fdopen(fd, "rb", closefd=False) as file:
-            content = file.read(limit + 1)
-    finally:
-        os.close(fd)
-    if len(content) > limit:
-        raise _too_large(limit)
-    return status, content
-
-
-def _require_regular(status: os.stat_result, limit: int) -> None:
-    if not stat.S_ISREG(status.st_mode):
-        raise OSError(errno.EINVAL, "it is not a regular file")
-    if status.st_size > limit:
-        raise _too_large(limit)
-
-
-def _too_large(limit: int) -> OSError:
-    return OSError(errno.EFBIG, f"it is larger than {limit // 2**20} MiB")

@@ -28,6 +28,7 @@ from agent.cdi.record import Ledger, digest
 from agent.cdi.render import HEADER, render
 from agent.cdi.spec import Spec
 from agent.errors import SpecError
+from agent.host.files import OUT_OF_MEANS
 
 _SIGNATURE: Final = HEADER.partition(",")[0].encode()
 """What the first line has begun with in every version."""
@@ -99,7 +100,8 @@ class Reader:
             unfinished: Names of temporary files that are being written at the moment.
 
         Raises:
-            StoreError: The directory that we write to is there and cannot be read.
+            StoreError: The directory that we write to is there and cannot be read, or this process
+                lacks the means to read at all.
         """
         with self._lock:
             self._seen = set()
@@ -110,7 +112,7 @@ class Reader:
                 if isinstance(found, ForeignFile):
                     foreign.append(found)
                     continue
-                for item in self._files(found, unfinished):
+                for item in self._listed(found, unfinished):
                     match item:
                         case SpecFile():
                             ours[item.path] = item
@@ -133,16 +135,34 @@ class Reader:
             except OSError as error:
                 if error.errno == errno.ENOENT:
                     continue
-                problem = fault("read", path, error)
-                if path == self._directory:
-                    raise problem from error
+                closed = self._closed(path, error)
                 if path in self._others and error.errno not in _NOT_FOLLOWED:
-                    yield ForeignFile(path, None, same_directory=False, problem=problem.sentence)
+                    yield closed
                 continue
             with directory:
                 if directory.identity not in seen:
                     seen.add(directory.identity)
                     yield directory
+
+    def _closed(self, path: str, error: OSError) -> ForeignFile:
+        """What is to be said of a directory that cannot be read.
+
+        Raises:
+            StoreError: It is the one that we write to, or this process lacks the means to read any.
+        """
+        problem = fault("read", path, error)
+        if path == self._directory or error.errno in OUT_OF_MEANS:
+            raise problem from error
+        return ForeignFile(printable(path), None, same_directory=False, problem=problem.sentence)
+
+    def _listed(
+        self, directory: Directory, unfinished: Collection[str]
+    ) -> Sequence[SpecFile | ForeignFile | str]:
+        """What a directory holds, or why that cannot be said."""
+        try:
+            return list(self._files(directory, unfinished))
+        except OSError as error:
+            return [self._closed(directory.path, error)]
 
     def _files(
         self, directory: Directory, unfinished: Collection[str]
@@ -198,6 +218,8 @@ class Reader:
             now = time.time_ns()
             status, data = directory.read(entry.name, follow=entry.is_link)
         except OSError as error:
+            if error.errno in OUT_OF_MEANS:
+                raise
             if directory.entry(entry.name) is None:
                 return None
             reason = (

@@ -7,8 +7,7 @@ lag behind: they only tell a file that we wrote from one that was edited, where 
 (its first line) does not.
 
 A record that cannot be read is set aside, never trusted in part and never a reason to stop:
-files of ours are then known by their first line. It is written as every state file is: temporary
-file, fsync, rename, fsync of the directory.
+files of ours are then known by their first line.
 
 ``Record`` is an immutable value; ``RecordFile`` and ``Ledger`` block and belong in a thread.
 """
@@ -18,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import os
 import threading
 from collections.abc import Mapping
 from typing import Final
@@ -27,24 +25,15 @@ import msgspec
 import structlog
 from structlog.typing import FilteringBoundLogger
 
-from agent.cdi.directory import (
-    Directory,
-    Step,
-    fault,
-    is_spec_name,
-    make_directories,
-    no_step,
-)
+from agent.cdi.directory import fault, is_spec_name
 from agent.cdi.files import PREFIX
+from agent.host.files import OUT_OF_MEANS, StateFile, Step, no_step
 
 VERSION: Final = 1
 
 FILE_NAME: Final = "specs.json"
 
-SET_ASIDE: Final = f"{FILE_NAME}.set-aside"
-"""Where a record that could not be read is kept for people; there is one at most."""
-
-_TEMP: Final = f"{FILE_NAME}.tmp"
+_MAX_SIZE: Final = 8 * 2**20  # a name has about 150 bytes
 
 _log: FilteringBoundLogger = structlog.get_logger(__name__)
 
@@ -99,30 +88,33 @@ class RecordFile:
     """
 
     def __init__(self, directory: str, step: Step = no_step) -> None:
-        self.path = f"{directory}/{FILE_NAME}"
-        self._directory = directory
-        self._step = step
+        self._file = StateFile(
+            directory, FILE_NAME, limit=_MAX_SIZE, step=lambda name: step(f"record-{name}")
+        )
+
+    @property
+    def path(self) -> str:
+        """Where it is."""
+        return self._file.path
 
     def load(self) -> tuple[Record, str | None]:
         """The record, and why it had to be given up, if it had to be.
 
         A record that cannot be used is renamed, so that nothing overwrites it but the next such.
+
+        Raises:
+            StoreError: This process lacks the means to look; that says nothing about the record.
         """
         try:
-            with Directory.open(self._directory, follow=True) as directory:
-                try:
-                    return _parse(directory.read(FILE_NAME)[1]), None
-                except FileNotFoundError:
-                    return Record(), None
-                except (OSError, ValueError) as error:
-                    with contextlib.suppress(OSError):
-                        directory.rename(FILE_NAME, SET_ASIDE)
-                        directory.sync()
-                    return Record(), _reason(error)
+            return _parse(self._file.read()), None
         except FileNotFoundError:
             return Record(), None
-        except OSError as error:
-            return Record(), _reason(error)
+        except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno in OUT_OF_MEANS:
+                raise fault("read", self.path, error) from error
+            with contextlib.suppress(OSError):
+                self._file.set_aside()
+            return Record(), getattr(error, "strerror", None) or str(error)
 
     def save(self, record: Record) -> None:
         """Make a record durable.
@@ -130,27 +122,7 @@ class RecordFile:
         Raises:
             OSError: It could not be; the old one is as it was.
         """
-        make_directories(self._directory)
-        with Directory.open(self._directory, follow=True) as directory:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(_TEMP, dir_fd=directory.fd)
-            try:
-                self._write(directory, _render(record))
-            except OSError:
-                with contextlib.suppress(OSError):
-                    os.unlink(_TEMP, dir_fd=directory.fd)
-                raise
-
-    def _write(self, directory: Directory, content: bytes) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        with open(os.open(_TEMP, flags, 0o600, dir_fd=directory.fd), "wb") as file:
-            file.write(content)
-            file.flush()
-            self._step("record-written")
-            os.fsync(file.fileno())
-        directory.rename(_TEMP, FILE_NAME)
-        self._step("record-renamed")
-        directory.sync()
+        self._file.replace(_render(record))
 
 
 class Ledger:
@@ -173,7 +145,11 @@ class Ledger:
 
     @property
     def record(self) -> Record:
-        """The record; read from disk the first time."""
+        """The record; read from disk the first time.
+
+        Raises:
+            StoreError: This process lacks the means to.
+        """
         with self._lock:
             return self._load()
 
@@ -213,8 +189,8 @@ class Ledger:
         """
         with self._saving:
             with self._lock:
-                record = self._load()
-                if record == self._saved:
+                record = self._record
+                if record is None or record == self._saved:
                     return
             try:
                 self._file.save(record)
@@ -242,10 +218,6 @@ class Ledger:
                     hint="files of ours are known by their first line until they are written again",
                 )
         return self._record
-
-
-def _reason(error: OSError | ValueError) -> str:
-    return error.strerror or str(error) if isinstance(error, OSError) else str(error)
 
 
 def _checksum(directories: Mapping[str, Mapping[str, str]]) -> str:

@@ -27,12 +27,9 @@ from agent.cdi.directory import (
     Directory,
     Draft,
     Entry,
-    Step,
     fault,
     is_spec_name,
     is_temp,
-    make_directories,
-    no_step,
     printable,
     require_in_place,
 )
@@ -40,6 +37,7 @@ from agent.cdi.files import PREFIX, Action, DeleteSpec, Disk, SetAside, WriteSpe
 from agent.cdi.reader import Reader, is_authentic
 from agent.cdi.record import Ledger
 from agent.errors import StoreError
+from agent.host.files import Step, make_directories, no_step
 
 CDI_DIRECTORIES: Final = ("/etc/cdi", "/var/run/cdi")
 """Where consumers look; in the second a definition wins over one of the same name in the first."""

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from agent.cdi import rules
-from agent.cdi.directory import printable, read_regular
+from agent.cdi.directory import printable
 from agent.cdi.merge import merge
 from agent.cdi.profile import Profile
 from agent.cdi.profiles import load_builtin
@@ -24,6 +24,7 @@ from agent.config import document
 from agent.config.build import Builder, Fault
 from agent.control.settings import ControlSettings, MetricsSettings
 from agent.errors import ConfigError
+from agent.host.files import read_regular
 from agent.host.settings import AbsolutePath, HostSettings, normalise
 from agent.observe.settings import LogSettings
 from agent.reconcile.settings import ReconcileSettings

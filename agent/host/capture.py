@@ -12,7 +12,6 @@ a ``CaptureError`` that names the line and the key.
 
 import os
 import re
-import stat
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Final
 
@@ -21,6 +20,7 @@ import yaml
 
 from agent.errors import CaptureError
 from agent.host import captured_text
+from agent.host.files import read_regular
 from agent.host.model import (
     ADDRESS_PATTERN,
     Address,
@@ -301,20 +301,10 @@ def load(path: str | os.PathLike[str]) -> Capture:
     """
     name = os.fspath(path)
     try:
-        # Without O_NONBLOCK a FIFO would keep us waiting for a writer.
-        fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        try:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise CaptureError(f"{name} is not a file")
-            with open(fd, "rb", closefd=False) as file:
-                content = file.read(MAX_BYTES + 1)
-        finally:
-            os.close(fd)
+        content = read_regular(name, MAX_BYTES)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise CaptureError(f"{name!r} cannot be read: {reason}") from error
-    if len(content) > MAX_BYTES:
-        raise CaptureError(f"{name} is longer than {MAX_BYTES} bytes: not a captured host")
     try:
         text = content.decode()
     except UnicodeDecodeError as error:

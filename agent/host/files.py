@@ -35,15 +35,36 @@ def read_regular(path: str, limit: int) -> bytes:
 
     Raises:
         OSError: EFBIG: it is too large. EINVAL: it is no regular file.
+        ValueError: No file can have that path.
     """
-    _require_regular(os.stat(path), limit)
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    return read_with_status(path, limit)[1]
+
+
+def read_with_status(
+    path: str, limit: int, *, dir_fd: int | None = None, follow: bool = True
+) -> tuple[os.stat_result, bytes]:
+    """Read as ``read_regular`` does, and tell what it was that was read.
+
+    Args:
+        path: From ``dir_fd``, if one is given.
+        limit: Bytes.
+        dir_fd: A directory that is open.
+        follow: Whether what is at the path may itself be a link.
+
+    Raises:
+        OSError: EFBIG: it is too large. EINVAL: it is no regular file.
+        ValueError: No file can have that path.
+    """
+    _require_regular(os.stat(path, dir_fd=dir_fd, follow_symlinks=follow), limit)
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    fd = os.open(path, flags if follow else flags | os.O_NOFOLLOW, dir_fd=dir_fd)
     with open(fd, "rb") as file:
-        _require_regular(os.fstat(fd), limit)
+        status = os.fstat(fd)
+        _require_regular(status, limit)
         content = file.read(limit + 1)  # it may be growing: one byte more than allowed tells
     if len(content) > limit:
         raise _too_large(limit)
-    return content
+    return status, content
 
 
 class StateFile:
@@ -144,4 +165,5 @@ def _require_regular(status: os.stat_result, limit: int) -> None:
 
 
 def _too_large(limit: int) -> OSError:
-    return OSError(errno.EFBIG, f"it is larger than {limit // 2**20} MiB")
+    allowed = f"{limit // 2**20} MiB" if limit >= 2**20 else f"{limit} bytes"
+    return OSError(errno.EFBIG, f"it is larger than {allowed}")

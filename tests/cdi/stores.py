@@ -4,12 +4,12 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from agent.cdi.directory import Step, no_step
 from agent.cdi.files import PREFIX, DeleteSpec, WriteSpec
 from agent.cdi.parse import parse
 from agent.cdi.render import Suffix, render
 from agent.cdi.spec import ContainerEdits, Device, DeviceNode, Kind, Spec
 from agent.cdi.store import Store
+from agent.host.files import Step, no_step
 
 GPU = Kind("intel.com/gpu")
 NAME = f"{PREFIX}intel.com-gpu.yaml"

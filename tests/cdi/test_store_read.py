@@ -1,6 +1,7 @@
 """Reading the spec directories: what is ours, what is left over, what others define."""
 
 import asyncio
+import errno
 import os
 import socket
 from collections.abc import Callable
@@ -46,6 +47,30 @@ def lose_record(place: Place) -> None:
 def only(disk: Disk) -> ForeignFile:
     (file,) = disk.foreign
     return file
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> dict[str, OSError]:
+    """What opening or listing something fails with, by its name or the end of its path."""
+    errors: dict[str, OSError] = {}
+    real_open, real_scandir = os.open, os.scandir
+
+    def check(name: str) -> None:
+        for end, error in errors.items():
+            if name.endswith(end):
+                raise error
+
+    def opening(path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        check(path)
+        return real_open(path, flags, mode, dir_fd=dir_fd)
+
+    def listing(fd: int) -> object:
+        check(f"list {os.readlink(f'/proc/self/fd/{fd}')}")
+        return real_scandir(fd)
+
+    monkeypatch.setattr(os, "open", opening)
+    monkeypatch.setattr(os, "scandir", listing)
+    return errors
 
 
 # --- ours -----------------------------------------------------------------------------------------
@@ -200,6 +225,38 @@ def test_what_cannot_be_read_in_the_place_of_our_file_is_to_be_written_again(
     assert disk.foreign == ()
     publish(place, 1)
     assert place.path.read_bytes() == content_of(1)
+
+
+@pytest.mark.parametrize("what", ["run/cdi", "etc/cdi", NAME, "vendor.yaml", "specs.json"])
+def test_what_this_process_lacks_says_nothing_about_any_file(
+    place: Place, failing: dict[str, OSError], what: str
+) -> None:
+    """Taken for an unreadable file, a foreign definition would be doubled, and a record be lost."""
+    publish(place, 1)
+    (place.directory / "vendor.yaml").write_bytes(FOREIGN)
+    store = place.store()
+    failing[what] = OSError(errno.EMFILE, "Too many open files")
+    with pytest.raises(StoreError, match="too many open files"):
+        store.read()
+    asyncio.run(store.save_record())
+    failing.clear()
+    disk = store.read()
+    assert list(disk.ours) == [str(place.path)]
+    assert only(disk).kind == GPU
+    assert os.listdir(place.state) == ["specs.json"]
+
+
+def test_another_directory_that_cannot_be_listed_costs_only_what_is_in_it(
+    place: Place, failing: dict[str, OSError]
+) -> None:
+    publish(place, 1)
+    failing["list " + str(place.other)] = OSError(errno.EIO, "Input/output error")
+    disk = place.store().read()
+    assert list(disk.ours) == [str(place.path)]
+    assert "input/output error (EIO)" in (only(disk).problem or "")
+    failing["list " + str(place.directory)] = failing.popitem()[1]
+    with pytest.raises(StoreError, match="input/output error"):
+        place.store().read()
 
 
 def test_a_directory_of_our_name_is_in_the_way_and_others_are_passed_over(place: Place) -> None:

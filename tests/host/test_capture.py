@@ -337,10 +337,10 @@ def put_huge(path: Path) -> None:
     ("put", "sentence"),
     [
         (lambda _path: None, "cannot be read: No such file or directory"),
-        (Path.mkdir, "is not a file"),
-        (put_fifo, "is not a file"),
+        (Path.mkdir, "cannot be read: it is not a regular file"),
+        (put_fifo, "cannot be read: it is not a regular file"),
         (put_loop, "cannot be read: Too many levels of symbolic links"),
-        (put_huge, "is longer than"),
+        (put_huge, "cannot be read: it is larger than 8 MiB"),
         (lambda path: path.write_bytes(b"version: 1\n\xff"), "is not UTF-8 text: byte 11 is wrong"),
     ],
     ids=["missing", "folder", "fifo", "loop", "huge", "binary"],
