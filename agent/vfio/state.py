@@ -291,12 +291,26 @@ class Ended:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Passed:
+    """A phase that a claim has left, for log and metrics."""
+
+    claim: str
+    mode: HoldMode
+    phase: Phase
+    next: Phase
+    seconds: float
+    """How long it lasted."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Advance:
     """What one call of ``advance`` decided."""
 
     claims: Claims
     effects: tuple[Effect, ...] = ()
     answers: tuple[Answer, ...] = ()
+    passed: tuple[Passed, ...] = ()
+    """In order; the last phase of a claim that ended is not among them."""
     ended: tuple[Ended, ...] = ()
     wake_at: float | None = None
     """When to call again even if nothing happens."""

@@ -29,6 +29,7 @@ from agent.vfio.state import (
     Ended,
     FunctionState,
     Outcome,
+    Passed,
     Phase,
     Rules,
     Seen,
@@ -64,6 +65,7 @@ class Turn:
         self._serial = claims.serial
         self._effects: list[Effect] = []
         self._answers: list[Answer] = []
+        self._passed: list[Passed] = []
         self._ended: list[Ended] = []
         self._wake_at = math.inf
 
@@ -73,6 +75,7 @@ class Turn:
             claims=self.claims,
             effects=tuple(self._effects),
             answers=tuple(self._answers),
+            passed=tuple(self._passed),
             ended=tuple(self._ended),
             wake_at=None if math.isinf(self._wake_at) else self._wake_at,
         )
@@ -181,6 +184,9 @@ class Turn:
 
     def enter(self, claim: Claim, phase: Phase) -> Claim:
         """Let a claim wait for something else."""
+        mode = claim.record.request.mode
+        seconds = self.now - claim.since
+        self._passed.append(Passed(claim.id, mode, claim.phase, phase, seconds))
         return dataclasses.replace(
             claim,
             phase=phase,

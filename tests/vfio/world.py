@@ -44,7 +44,7 @@ from agent.vfio.model import (
     Written,
 )
 from agent.vfio.start import start
-from agent.vfio.state import Claims, Ended, Rules, Seen
+from agent.vfio.state import Claims, Ended, Phase, Rules, Seen
 
 GPU = Address("0000:03:00.0")
 AUDIO = Address("0000:03:00.1")
@@ -168,7 +168,8 @@ class World:
         self.writes: list[Write] = []
         self.answers: dict[int, Answer] = {}
         self.ended: list[Ended] = []
-        self.phases: list[tuple[str, str]] = []
+        self.passed: list[tuple[Phase, Phase | None]] = []
+        """From one phase to the next; None is the end."""
         # The agent.
         self.claims = Claims(boot_id=self.boot_id)
         self.pending: list[Effect] = []
@@ -265,11 +266,8 @@ class World:
         self.claims = advanced.claims
         self.wake_at = advanced.wake_at
         self.ended += advanced.ended
-        self.phases += [
-            entry
-            for claim in self.claims.live.values()
-            if (entry := (claim.id, claim.phase.value)) not in self.phases[-8:]
-        ]
+        self.passed += [(each.phase, each.next) for each in advanced.passed]
+        self.passed += [(each.claim.phase, None) for each in advanced.ended]
         for answer in advanced.answers:
             assert answer.ticket not in self.answers, "nobody is answered twice"
             self.answers[answer.ticket] = answer
