@@ -33,6 +33,9 @@ from _collections_abc import Iterator  # see writer
 MAX_HOLDERS = 50
 """More are not listed: people read them, and the output has to fit into a pipe."""
 
+MAX_HIDDEN = 3
+"""More processes that cannot be examined are not listed: one is as bad as all."""
+
 FIRST_KERNEL_THREAD = (2, "kthreadd")
 """Visible in the first process namespace, and in no other."""
 
@@ -118,7 +121,7 @@ def scan(proc: str, nodes: Nodes) -> Iterator[dict[str, object]]:
     for reason in blind_spots(proc):
         yield {"blind": reason}
     mounts = Mounts()
-    count = 0
+    held, hidden = 0, 0
     for pid in sorted(int(name) for name in os.listdir(proc) if name.isdecimal()):
         process = f"{proc}/{pid}"
         try:
@@ -126,13 +129,14 @@ def scan(proc: str, nodes: Nodes) -> Iterator[dict[str, object]]:
         except (FileNotFoundError, ProcessLookupError):
             continue  # it has ended
         except OSError as error:
-            yield {"blind": f"process {pid} cannot be examined: {error.strerror}"}
-            count += 1
-        else:
-            if path is not None:
-                yield {"pid": pid, "command": read(f"{process}/comm").strip(), "path": path}
-                count += 1
-        if count == MAX_HOLDERS:
+            hidden += 1
+            if hidden <= MAX_HIDDEN:
+                yield {"blind": f"process {pid} cannot be examined: {error.strerror}"}
+            continue
+        if path is not None:
+            yield {"pid": pid, "command": read(f"{process}/comm").strip(), "path": path}
+            held += 1
+        if held == MAX_HOLDERS:
             return
 
 
