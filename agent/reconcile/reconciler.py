@@ -34,7 +34,7 @@ from agent.host.model import (
     widen,
 )
 from agent.reconcile.desk import Desk, names_on_disk
-from agent.reconcile.messages import Finished, Inbox, Message, Pause, Reconfigure, Stop
+from agent.reconcile.messages import RELOAD, Finished, Inbox, Message, Pause, Reconfigure, Stop
 from agent.reconcile.news import news
 from agent.reconcile.plan import TRANSIENT, Plan, failed, node_paths, plan, succeeded
 from agent.reconcile.ports import Looker, SpecStore, Watchdog
@@ -142,7 +142,7 @@ class Reconciler:
                 self._pause(paused=message.paused)
             case Reconfigure():
                 await self._reconfigure(message)
-                return (Hint("reload", everything=True, received=self._clock()),)
+                return (Hint(RELOAD, everything=True, received=self._clock()),)
             case Stop():
                 pass
         return ()

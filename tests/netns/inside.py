@@ -36,8 +36,9 @@ from agent.simulate.kernel import Kernel
 from agent.simulate.nodes import make_real
 from agent.simulate.scenario import Act, Scenario, load
 from agent.simulate.stage import SimulatedStage
+from tests.netns.mischief import Mischief
 from tests.netns.netlink import KernelSender, Properties, UdevSender, body
-from tests.netns.process import START, AgentProcess
+from tests.netns.process import START
 
 SPECS: Final = "/run/cdi"
 OTHER_SPECS: Final = "/etc/cdi"
@@ -115,7 +116,7 @@ class Watch:
         return writes
 
 
-class Inside(AgentProcess):
+class Inside(Mischief):
     """The host; `outside.PrivateHost` calls its methods."""
 
     def __init__(self, work: str) -> None:

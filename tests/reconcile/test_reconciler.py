@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import functools
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,8 +12,10 @@ import pytest
 import structlog
 
 from agent.cdi.desired import Reason
-from agent.host.model import Hint
+from agent.host.model import Hint, Inventory, Scope
+from agent.host.scan import Scanner
 from agent.reconcile.messages import Reconfigure, Stop
+from agent.reconcile.reconciler import Reconciler
 from agent.simulate import UdevMode
 from agent.simulate.host import arc_b50, arc_b60
 from tests.reconcile.rig import Rig
@@ -302,3 +305,56 @@ class TestRun:
         assert one_gpu.reasons()[B50] == Reason.IGNORED
         one_gpu.inbox.order(Stop())
         await asyncio.wait_for(running, 10)
+
+
+class Watchdog:
+    """What takes silence for death."""
+
+    watchdog_interval = 0.0
+
+    def __init__(self) -> None:
+        self.signs: asyncio.Queue[None] = asyncio.Queue()
+
+    def feed_watchdog(self) -> None:
+        """Note a sign of life."""
+        self.signs.put_nowait(None)
+
+
+class HangingScanner:
+    """The real one, behind a gate."""
+
+    def __init__(self, scanner: Scanner) -> None:
+        self._scanner = scanner
+        self.entered = threading.Event()
+        self.gate = threading.Event()
+
+    def scan(self, scope: Scope, previous: Inventory) -> Inventory:
+        """Look once the gate is open."""
+        self.entered.set()
+        self.gate.wait()
+        return self._scanner.scan(scope, previous)
+
+
+async def test_signs_of_life_end_when_the_work_stands_still(rig: Rig) -> None:
+    """The loop itself goes on meanwhile: a task beside the work would go on feeding."""
+    watchdog, scanner = Watchdog(), HangingScanner(rig.scanner)
+    reconciler = Reconciler(
+        inbox=rig.inbox, scanner=scanner, store=rig.store, rules=rig.rules, watchdog=watchdog
+    )
+    scanner.gate.set()
+    running = asyncio.create_task(reconciler.run())
+    for _ in range(3):
+        await watchdog.signs.get()
+    scanner.gate.clear()
+    scanner.entered.clear()
+    rig.inbox.hint(Hint(reason="kernel", everything=True))
+    await asyncio.to_thread(scanner.entered.wait)
+    before = watchdog.signs.qsize()
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert watchdog.signs.qsize() == before
+    scanner.gate.set()
+    for _ in range(before + 1):
+        await watchdog.signs.get()
+    rig.inbox.order(Stop())
+    await running
