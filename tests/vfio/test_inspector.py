@@ -1,0 +1,221 @@
+"""Inspections: everything at once, and unknown where there is no answer in time."""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+from typing import Final
+
+import pytest
+from structlog.testing import capture_logs
+
+from agent.vfio.children import Child
+from agent.vfio.model import Holder, Inspect, Inspection
+from agent.vfio.roots import Timeouts
+from tests.conftest import children
+from tests.vfio.rig import AUDIO, GPU, HASTY, Host, rig
+
+NODE: Final = "/dev/dri/card0"
+IMPATIENT_READ: Final = Timeouts(write=60, read=0.05, holders=60, load=60)
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return Host(tmp_path)
+
+
+def inspect(*addresses: str, nodes: tuple[str, ...] = (), drivers: tuple[str, ...] = ()) -> Inspect:
+    return Inspect("vm", tuple(addresses), nodes, drivers)  # type: ignore[arg-type]
+
+
+async def test_what_is_to_be_known_is_found_out_at_once(host: Host) -> None:
+    host.override(AUDIO).write_text("vfio-pci\n")
+    (host.root / "etc/driverctl.d").mkdir()
+    (host.root / "etc/driverctl.d/pci-0000:03:00.1").touch()
+    hold(host, 7, NODE)
+    effect = inspect(GPU, AUDIO, nodes=(NODE,), drivers=("xe",))
+    async with rig(host) as at:
+        assert await at.inspected(effect) == Inspection(
+            effect,
+            overrides=((GPU, None), (AUDIO, "vfio-pci")),
+            holders=(Holder(7, "vm", NODE),),
+            holders_known=True,
+            managed=((AUDIO, "driverctl"),),
+        )
+
+
+def hold(host: Host, pid: int, node: str) -> None:
+    folder = host.root / f"proc/{pid}"
+    (folder / "fd").mkdir(parents=True)
+    (folder / "fd/3").symlink_to(node)
+    (folder / "comm").write_text("vm\n")
+
+
+# --- overrides ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "override"),
+    [
+        pytest.param("(null)\n", ((GPU, None),), id="unset"),
+        pytest.param("\n", ((GPU, None),), id="empty"),
+        pytest.param("vfio-pci\n", ((GPU, "vfio-pci"),), id="set"),
+        pytest.param("my driver \n", ((GPU, "my driver "),), id="anything"),
+        pytest.param("\xff\n", (), id="no text"),
+        pytest.param(None, (), id="gone"),
+    ],
+)
+async def test_an_override_is_what_the_file_says(
+    host: Host, content: str | None, override: tuple[tuple[str, str | None], ...]
+) -> None:
+    host.override(GPU).unlink()
+    if content is not None:
+        host.override(GPU).write_text(content, encoding="latin-1")
+    async with rig(host) as at:
+        assert (await at.inspected(inspect(GPU))).overrides == override
+
+
+async def test_an_override_that_does_not_come_is_unknown_and_the_others_are_not(host: Host) -> None:
+    """Whoever holds the device's lock holds up its reader, and no other."""
+    host.block(host.override(GPU))
+    async with rig(host, IMPATIENT_READ) as at:
+        inspection = await at.inspected(inspect(GPU))
+        assert inspection.overrides == ()
+    async with rig(host) as at:
+        assert (await at.inspected(inspect(AUDIO))).overrides == ((AUDIO, None),)
+
+
+async def test_a_question_that_is_still_stuck_is_not_asked_again(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or each try would leave one more process behind."""
+    host.block(host.override(GPU))
+    async with rig(host, HASTY) as at:
+        with monkeypatch.context() as patch, capture_logs() as logs:
+            patch.setattr(Child, "kill", lambda _: None)  # as in an uninterruptible call
+            await at.inspected(inspect(GPU))
+            await at.inspected(inspect(GPU))
+        assert len(await asyncio.to_thread(children)) == 1
+    said = [entry["problem"] for entry in logs if entry["event"] == "override-unknown"]
+    assert said[0] == "it did not end in 0.05 s"
+    assert said[1].endswith("is still stuck in it")
+
+
+async def test_a_question_is_asked_again_once_its_child_is_gone(host: Host) -> None:
+    host.block(host.override(GPU))
+    async with rig(host, IMPATIENT_READ) as at:
+        assert (await at.inspected(inspect(GPU))).overrides == ()
+        host.override(GPU).unlink()
+        host.override(GPU).write_text("xe\n")
+        while not (inspection := await at.inspected(inspect(GPU))).overrides:
+            pass  # a slow machine takes longer than that to start a process
+        assert inspection.overrides == ((GPU, "xe"),)
+
+
+# --- holders --------------------------------------------------------------------------------------
+
+
+async def test_without_nodes_no_process_is_asked(host: Host) -> None:
+    (host.root / "proc/self").rmdir()
+    async with rig(host) as at:
+        inspection = await at.inspected(inspect(GPU))
+    assert (inspection.holders, inspection.holders_known) == ((), True)
+
+
+async def test_what_cannot_be_seen_is_unknown_with_its_reason(host: Host) -> None:
+    (host.root / "proc/self/status").write_text("CapEff:\t0000000000000000\n")
+    hold(host, 7, NODE)
+    async with rig(host) as at:
+        inspection = await at.inspected(inspect(GPU, nodes=(NODE,)))
+    assert inspection.holders == (Holder(7, "vm", NODE),)
+    assert not inspection.holders_known
+    assert inspection.blind[0] == "the agent lacks CAP_SYS_PTRACE"
+
+
+async def test_without_procfs_nothing_is_known(host: Host) -> None:
+    (host.root / "proc/self").rmdir()
+    async with rig(host) as at:
+        inspection = await at.inspected(inspect(GPU, nodes=(NODE,)))
+    assert inspection.blind == (f"there is no procfs at {host.roots.proc}",)
+
+
+async def test_a_search_that_does_not_end_says_nothing(host: Host) -> None:
+    (host.root / "proc/7").mkdir()
+    (host.root / "proc/7/fd").mkdir()
+    (host.root / "proc/7/fd/3").symlink_to(NODE)
+    os.mkfifo(host.root / "proc/7/comm")
+    async with rig(host, Timeouts(write=60, read=60, holders=0.05, load=60)) as at:
+        inspection = await at.inspected(inspect(GPU, nodes=(NODE,)))
+    assert not inspection.holders_known
+    assert inspection.blind == ("it did not end in 0.05 s",)
+
+
+# --- drivers --------------------------------------------------------------------------------------
+
+
+LOADS: Final = "import os, sys; os.mkdir(sys.argv[1] + '/' + sys.argv[2])"
+
+
+async def test_a_driver_that_is_missing_is_loaded_once(host: Host) -> None:
+    drivers = f"{host.roots.sys}/bus/pci/drivers"
+    load = (sys.executable, "-I", "-S", "-c", LOADS, drivers)
+    effect = inspect(drivers=("vfio-pci",))
+    async with rig(host, load=load) as at:
+        at.start(effect, effect)
+        for _ in range(2):
+            result = await at.result()
+            assert isinstance(result, Inspection)
+            assert result.unavailable == ()
+
+
+async def test_that_it_has_no_iommu_is_known_once_the_driver_is_loaded(host: Host) -> None:
+    """The parameter comes with the module."""
+    folder = f"{host.roots.sys}/module/vfio/parameters"
+    script = (
+        f"import os; os.makedirs({folder!r})\n"
+        f"open({folder + '/enable_unsafe_noiommu_mode'!r}, 'w').write('Y\\n')\n"
+        f"os.mkdir({host.roots.sys + '/bus/pci/drivers/vfio-pci'!r})\n"
+    )
+    async with rig(host, load=(sys.executable, "-I", "-S", "-c", script)) as at:
+        assert (await at.inspected(inspect(drivers=("vfio-pci",)))).noiommu
+    (host.root / "sys/module/vfio/parameters/enable_unsafe_noiommu_mode").write_text("N\n")
+    async with rig(host) as at:
+        assert not (await at.inspected(inspect(drivers=("vfio-pci",)))).noiommu
+
+
+@pytest.mark.parametrize(
+    ("driver", "load", "reason"),
+    [
+        pytest.param(
+            "vfio-pci",
+            ("sh", "-c", "echo Access\tdenied >&2; exit 1"),
+            "its module vfio_pci cannot be loaded: Access denied",
+            id="refused",
+        ),
+        pytest.param("vfio-pci", ("true",), "the running kernel's modules are not at", id="none"),
+        pytest.param(
+            "vfio-pci",
+            ("/no/such/modprobe",),
+            "its module could not be loaded: /no/such/modprobe: No such file or directory",
+            id="no modprobe",
+        ),
+        pytest.param("../vfio", ("true",), "no driver can be called so", id="no name"),
+    ],
+)
+async def test_why_a_driver_is_not_to_be_had_is_said(
+    host: Host, driver: str, load: tuple[str, ...], reason: str
+) -> None:
+    async with rig(host, load=load) as at:
+        ((name, said),) = (await at.inspected(inspect(drivers=(driver,)))).unavailable
+    assert name == driver
+    assert said.startswith(reason)
+
+
+async def test_a_module_that_does_not_load_in_time_is_unavailable(
+    host: Host, tmp_path: Path
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    load = ("cat", str(tmp_path / "pipe"))
+    async with rig(host, Timeouts(write=60, read=60, holders=60, load=0.05), load=load) as at:
+        ((_, said),) = (await at.inspected(inspect(drivers=("vfio-pci",)))).unavailable
+    assert said == "its module could not be loaded: it did not end in 0.05 s"
