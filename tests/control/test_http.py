@@ -2,8 +2,9 @@
 
 import asyncio
 import contextlib
+import resource
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -221,6 +222,16 @@ async def test_who_does_not_read_the_answer_is_cut_off() -> None:
         assert r.server.timeouts == 1
 
 
+@pytest.fixture
+def many_descriptors() -> Iterator[None]:
+    """The usual limit of 1024 is too low for who holds both ends of a thousand connections."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.usefixtures("many_descriptors")
 async def test_a_thousand_connections_leave_room_for_the_next_once_they_are_cut_off() -> None:
     async with rig(limits=Limits(connections=8, seconds=0.2)) as r:
         idle = [await r.connect() for _ in range(1000)]
