@@ -7,13 +7,21 @@ shows is what ``run`` would write.
 import dataclasses
 from pathlib import Path
 
+from agent.cdi.desired import desired
 from agent.cdi.offers import Policy
-from agent.cdi.profile import Profile, shared_paths
+from agent.cdi.profile import Profile, profiles_of, shared_paths
 from agent.cdi.store import Store
 from agent.config import Config, profiles
+from agent.errors import ConfigError
 from agent.host.devnodes import StatNode, lstat_node
+from agent.host.model import Function, HoldMode
 from agent.host.scan import Scanner
 from agent.reconcile.rules import Layout, Rules, Timing
+from agent.reconcile.state import State
+from agent.vfio.claim import holds
+from agent.vfio.modules import Aliases, aliases_path
+from agent.vfio.state import Deadlines
+from agent.vfio.state import Rules as ClaimRules
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -77,3 +85,60 @@ def rules(config: Config, known: tuple[Profile, ...]) -> Rules:
         resync_blind=settings.resync_blind,
         ready_timeout=settings.ready_timeout,
     )
+
+
+def claim_rules(config: Config, *, modules: str = "/lib/modules") -> ClaimRules:
+    """What the configuration decides about claims; reads the kernel's aliases of modules."""
+    settings = config.vfio
+    known = profiles(config)
+    aliases = Aliases.read(aliases_path(modules))
+    drivers = {pci_id.lower(): driver for pci_id, driver in settings.drivers.items()}
+
+    def driver_for(function: Function) -> str:
+        return drivers.get(function.pci_id) or aliases.best(function)
+
+    def unpublishable(function: Function, mode: HoldMode) -> str | None:
+        found = profiles_of(function, known)
+        if not found:
+            return f"no profile recognises {function.pci_id}"
+        if mode is HoldMode.VFIO and all(profile.vfio_kind is None for profile in found):
+            return f"profile {found[0].name} publishes no devices on VFIO"
+        return None
+
+    return ClaimRules(
+        deadlines=Deadlines(
+            move=settings.move_timeout,
+            publish=settings.publish_timeout,
+            tries=settings.tries,
+            retry=settings.retry,
+            cool_down=settings.cool_down,
+        ),
+        ignore=config.cdi.ignored,
+        allow_no_iommu=settings.allow_no_iommu,
+        directory=config.cdi.directory,
+        vfio_driver=driver_for,
+        unpublishable=unpublishable,
+    )
+
+
+def require_kept_names(state: State, new: Rules) -> None:
+    """Refuse a configuration under which a claim would hold something else than it was answered.
+
+    Args:
+        state: A snapshot: what the host has, and what is claimed.
+        new: What the configuration would decide.
+
+    Raises:
+        ConfigError: It would rename or move what a claim holds.
+    """
+    wanted = desired(state.inventory, new.profiles, holds(state.claims), new.policy)
+    names = {f"{offer.kind}={offer.device.name}" for offer in wanted.offers}
+    for claim in state.claims.live.values():
+        lost = sorted(set(claim.record.names) - names)
+        moved = claim.record.names and claim.record.directory != new.layout.directory
+        if lost or moved:
+            raise ConfigError(
+                f"claim {claim.id} holds {', '.join(lost or claim.record.names)}, which this "
+                "configuration would rename or move",
+                hint=f"release the claim first: cdi-agent release {claim.id}",
+            )

@@ -26,11 +26,14 @@ import structlog
 
 from agent import __version__, compose
 from agent.cdi.files import DeleteSpec
+from agent.claiming import Claiming
 from agent.config import Config
 from agent.config.finals import keep_finals
+from agent.control.api import application as api
+from agent.control.http import Limits
 from agent.control.pages import application, document, probe
 from agent.control.server import HttpService
-from agent.control.sockets import parse_address, passed_sockets
+from agent.control.sockets import UnixAddress, parse_address, passed_sockets
 from agent.errors import AgentError, SourceUnavailableError, StoreError
 from agent.host.model import Hint
 from agent.host.monitor import Monitor, SourceState
@@ -38,14 +41,17 @@ from agent.observe.health import Verdict, health, readiness
 from agent.observe.log import Log
 from agent.observe.metrics import CONTENT_TYPE, Metrics
 from agent.observe.systemd import Notifier
-from agent.reconcile.messages import RELOAD, Inbox, Reconfigure, Stop
+from agent.reconcile.messages import RELOAD, Inbox, Pause, Reconfigure, Stop
 from agent.reconcile.plan import TRANSIENT
 from agent.reconcile.reconciler import Reconciler
 from agent.reconcile.state import PassReport, State
+from agent.vfio.model import Answer, Order
 
 _log = structlog.get_logger()
 
 SOURCES: Final = ("kernel", "udev")
+ORDERS: Final = Limits(connections=32, seconds=180.0, request_bytes=131_072)
+"""For the control socket: an order takes as long as the kernel takes to move a device."""
 PATIENCE: Final = 60.0
 """Seconds beyond ``resync`` after which a loop that has not passed counts as stuck."""
 
@@ -82,6 +88,7 @@ class Daemon:
         self._reload_by: float | None = None
         """When a reload counts as done, whatever is still waited for; None if none is under way."""
         self._hangup = asyncio.Event()
+        self._claiming = Claiming(config, self._inbox, environ)
         self._reconciler = Reconciler(
             inbox=self._inbox,
             scanner=self._parts.scanner,
@@ -89,6 +96,7 @@ class Daemon:
             rules=self._parts.rules,
             on_pass=self._on_pass,
             blind=self._is_blind,
+            desk=self._claiming.desk,
             watchdog=self._notifier,
         )
         self._metrics = Metrics(
@@ -115,6 +123,7 @@ class Daemon:
                     ]
                     await self._reconciler.run()
                     self._notifier.stopping()
+                    await self._claiming.finish()
                     for task in others:
                         task.cancel()
             finally:
@@ -181,7 +190,22 @@ class Daemon:
             )
             address = where or parse_address(listen or "")
             tasks["metrics"] = HttpService("metrics", pages, where=address).run()
+        tasks.update(self._claiming.root_tasks())
+        if self._claiming.desk is not None:
+            tasks["assign"] = self._claiming.assign(
+                self._reconciler.submit, lambda: self._config.vfio.assign
+            )
+            tasks.update(self._control())
         return tasks
+
+    def _control(self) -> dict[str, Coroutine[object, object, object]]:
+        """The socket on which orders are taken, if there is to be one."""
+        sockets = self._sockets.get("control", ())
+        settings = self._config.control
+        if not sockets and settings.socket is None:
+            return {}
+        where = sockets or UnixAddress(settings.socket or "", settings.group)
+        return {"control": HttpService("control", api(self), where=where, limits=ORDERS).run()}
 
     async def _listen(self, monitor: Monitor) -> None:
         """Read a source for ever; one that cannot be had any more is looked past."""
@@ -195,6 +219,31 @@ class Daemon:
                 hint=error.hint,
             )
             await _for_ever()
+
+    # --- what the control socket talks to ---------------------------------------------------------
+
+    def snapshot(self) -> State:
+        """The state after the latest pass."""
+        return self._reconciler.snapshot()
+
+    async def submit(self, order: Order) -> Answer:
+        """Ask for a claim, its end, or a stranded device back."""
+        return await self._reconciler.submit(order)
+
+    def pause(self, *, paused: bool) -> None:
+        """Let no claim begin to move a device, or let them again."""
+        self._inbox.order(Pause(paused))
+
+    def overview(self) -> dict[str, object]:
+        """Version, health and sources."""
+        verdict = self._health()
+        return {
+            "version": __version__,
+            "healthy": verdict.ok,
+            "problems": list(verdict.problems),
+            "ready": self._reconciler.ready.is_set(),
+            "sources": {monitor.source: monitor.state.value for monitor in self._monitors},
+        }
 
     # --- while it runs ----------------------------------------------------------------------------
 
@@ -253,13 +302,16 @@ class Daemon:
                 config = await asyncio.to_thread(self._reload)
                 config = self._without_finals(config)
                 parts = await asyncio.to_thread(compose.parts, config)
+                claim_rules = await asyncio.to_thread(compose.claim_rules, config)
+                compose.require_kept_names(self.snapshot(), parts.rules)
             except AgentError as error:
                 _log.error("reload-refused", problem=error.sentence, hint=error.hint)
                 self._inbox.hint(Hint(reason=RELOAD, everything=True, received=time.monotonic()))
                 continue
             self._config, self._parts = config, parts
             self._metrics.kinds = _kinds(parts)
-            self._inbox.order(Reconfigure(parts.rules, parts.scanner, parts.store))
+            self._inbox.order(Reconfigure(parts.rules, parts.scanner, parts.store, claim_rules))
+            self._claiming.assign_again.set()
             _log.info("reloaded")
 
     def _without_finals(self, config: Config) -> Config:

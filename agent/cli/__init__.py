@@ -1,4 +1,4 @@
-"""The command line: one module per command, imported only when it is asked for.
+"""The command line: one function per command, whose module is imported when it is asked for.
 
 A command raises; this module alone turns an error into a sentence, a hint and an exit code after
 sysexits.h. Results go to standard output, everything else to standard error.
@@ -16,14 +16,25 @@ import click
 from agent import __version__
 from agent.errors import AgentError, ExitCode
 
-COMMANDS: Final[Mapping[str, str]] = {
-    "run": "Follow the host and keep its CDI specs true: the service.",
-    "scan": "Show what this host has, what would be published, and why not.",
-    "generate": "Bring the CDI specs up to date once.",
-    "check-config": "Check a configuration file.",
-    "demo": "Watch the agent at work on a simulated host; needs no GPU and no root.",
+COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
+    "run": ("run.command", "Follow the host and keep its CDI specs true: the service."),
+    "scan": ("scan.command", "Show what this host has, what would be published, and why not."),
+    "generate": ("generate.command", "Bring the CDI specs up to date once."),
+    "status": ("orders.status", "Show how the running agent is."),
+    "explain": ("orders.explain", "Say all that the running agent knows of a function."),
+    "claim": ("orders.claim", "Hold devices for a virtual machine until they are released."),
+    "release": ("orders.release", "Give the devices of a claim back."),
+    "claims": ("orders.claims", "Show who holds which devices, and what is stranded or hangs."),
+    "recover": ("orders.recover", "Bring a stranded device back to its driver."),
+    "pause": ("orders.pause", "Let no claim begin to move a device."),
+    "resume": ("orders.resume", "Let claims move devices again."),
+    "check-config": ("check_config.command", "Check a configuration file."),
+    "demo": (
+        "demo.command",
+        "Watch the agent at work on a simulated host; needs no GPU and no root.",
+    ),
 }
-"""Every command with its help line; ``agent.cli.<command>`` has a click command ``command``."""
+"""Every command: where it is below ``agent.cli``, and its help line."""
 
 
 class _Commands(click.Group):
@@ -39,8 +50,8 @@ class _Commands(click.Group):
     ) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"agent.cli.{cmd_name.replace('-', '_')}")
-        command: click.Command = module.command
+        module, _, name = COMMANDS[cmd_name][0].partition(".")
+        command: click.Command = getattr(importlib.import_module(f"agent.cli.{module}"), name)
         return command
 
     def format_commands(
@@ -50,7 +61,7 @@ class _Commands(click.Group):
     ) -> None:
         """List the commands without importing any of them."""
         with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import ipaddress
 import os
+import shutil
 import socket
 import stat
 from collections.abc import Mapping, MutableMapping
@@ -40,6 +41,8 @@ class UnixAddress:
     """A socket in the file system."""
 
     path: str
+    group: str | None = None
+    """Whose members may connect, beside the owner."""
 
     def __str__(self) -> str:
         """As it is written in the configuration."""
@@ -83,7 +86,7 @@ def bind(address: Address) -> socket.socket:
     listens to is as taken as a port.
 
     Raises:
-        OSError: It is taken, or not allowed here.
+        OSError: It is taken, or not allowed here, or its group does not exist.
     """
     family = socket.AF_UNIX
     if isinstance(address, TcpAddress):
@@ -102,6 +105,8 @@ def bind(address: Address) -> socket.socket:
                 _take_over(address.path)
                 listener.bind(address.path)
                 # Before listen: until then nobody can connect, whatever the mode is.
+                if address.group is not None:
+                    shutil.chown(address.path, group=address.group)
                 os.chmod(address.path, UNIX_MODE)
         listener.listen(BACKLOG)
     except BaseException:

@@ -172,6 +172,12 @@ EVENTS: Final[Mapping[str, Event]] = {
     "journal-unusable": Event(
         "error", "The journal of claims could not be read; it is kept, and nothing is guessed."
     ),
+    "no-claims": Event(
+        "error", "Nothing can be claimed on this host, and why; specs are kept true all the same."
+    ),
+    "not-assigned": Event(
+        "error", "What `vfio.assign` says could not be claimed; it is tried again."
+    ),
     "paused": Event("warning", "No claim begins to move a device until `resume`."),
     "resumed": Event("warning", "Claims may move devices again."),
 }

@@ -56,7 +56,7 @@ class Desk:
         worker: Performs effects; its results come back through the inbox.
         rules: What the configuration decides about claims.
         boot_id: Of this boot.
-        owners_gone: Which of these claims' owners have ended; reads /proc, does not block.
+        owners_gone: Which of these claims' owners have ended; reads /proc, called in a thread.
         clock: Monotonic seconds.
     """
 
@@ -144,6 +144,7 @@ class Desk:
             self._start(inventory)
             return
         results = tuple(results)
+        self.wake_at = math.inf
         self._time(results)
         before = self.claims
         seen = Seen(
@@ -152,13 +153,14 @@ class Desk:
             saved=self._journal.saved or Durable(),
             journal_problem=self._journal_problem,
             withheld=withheld,
-            owners_gone=self._owners_gone(before),
+            owners_gone=await self._gone(before),
         )
         self._decided = advance(
             before, seen, now=self._clock(), rules=self.rules, orders=orders, results=results
         )
         self.claims = self._decided.claims
-        self.wake_at = math.inf if self._decided.wake_at is None else self._decided.wake_at
+        if self._decided.wake_at is not None:
+            self.wake_at = min(self.wake_at, self._decided.wake_at)
         await self._save()
         self._tell(before, self._decided)
 
@@ -210,6 +212,13 @@ class Desk:
         else:
             self._journal_problem = ""
             self.look_again()
+
+    async def _gone(self, claims: Claims) -> frozenset[str]:
+        """Ask after owners, if there are any; no event tells of their end."""
+        if all(claim.record.request.owner_pid is None for claim in claims.live.values()):
+            return frozenset()
+        self.wake_at = min(self.wake_at, self._clock() + self.rules.deadlines.poll)
+        return await asyncio.to_thread(self._owners_gone, claims)
 
     def _time(self, results: Iterable[Result]) -> None:
         """Note how long each effect took."""

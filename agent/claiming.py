@@ -1,0 +1,143 @@
+"""What the service needs to claim devices, built and run: journal, worker, desk, control socket.
+
+Without a boot id nothing could be believed after a crash, and without a journal that can be looked
+for nobody knows what is claimed: then the service keeps specs true and claims nothing, and says so.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping, Sequence
+from typing import Final
+
+import structlog
+
+from agent.compose import claim_rules
+from agent.config import Config
+from agent.errors import AgentError
+from agent.host.model import HoldMode, parse_address
+from agent.reconcile.desk import Desk
+from agent.reconcile.messages import Finished, Inbox
+from agent.vfio.children import started_at
+from agent.vfio.journal import Journal, boot_id
+from agent.vfio.model import Answer, Order, Prepare
+from agent.vfio.roots import Roots, Timeouts
+from agent.vfio.settings import AssignSettings
+from agent.vfio.state import Claims
+from agent.vfio.worker import Worker
+
+_log = structlog.get_logger()
+
+LAST_WRITE: Final = 8.0
+"""Seconds that a write to a device may still take at the end; then it is left to the journal."""
+ASSIGN_AGAIN: Final = 30.0
+"""Seconds before a device that could not be assigned is tried again."""
+ASSIGNER: Final = "configuration"
+"""Who claims what ``vfio.assign`` says."""
+
+
+Submit = Callable[[Order], Awaitable[Answer]]
+
+
+class Claiming:
+    """The parts that claim devices, in one service.
+
+    Args:
+        config: A checked configuration.
+        inbox: Where results go.
+        environ: May say the boot id.
+    """
+
+    def __init__(self, config: Config, inbox: Inbox, environ: MutableMapping[str, str]) -> None:
+        self.desk: Desk | None = None
+        self.assign_again = asyncio.Event()
+        """Set when the configuration has changed."""
+        self._worker: Worker | None = None
+        self._proc = config.host.proc
+        journal = Journal(config.state_directory)
+        try:
+            boot = boot_id(environ, config.host.proc)
+            found = journal.load()
+        except AgentError as error:
+            _log.error("no-claims", problem=error.sentence, hint=error.hint)
+            return
+        if found.problem:
+            _log.error("journal-unusable", problem=found.problem, path=found.set_aside)
+        settings = config.vfio
+        self._worker = Worker(
+            lambda result: inbox.order(Finished(result)),
+            state_directory=config.state_directory,
+            roots=Roots(
+                sys=config.host.sys,
+                dev=config.host.dev,
+                proc=config.host.proc,
+                run=config.host.run,
+            ),
+            timeouts=Timeouts(write=settings.write_timeout, load=settings.load_timeout),
+        )
+        self.desk = Desk(
+            journal=journal,
+            found=found.durable,
+            worker=self._worker,
+            rules=claim_rules(config),
+            boot_id=boot,
+            owners_gone=self._owners_gone,
+        )
+
+    def root_tasks(self) -> Mapping[str, Coroutine[object, object, object]]:
+        """What has to run beside the reconciler, by name."""
+        return {} if self._worker is None else {"worker": self._worker.run()}
+
+    async def assign(self, submit: Submit, wanted: Callable[[], Sequence[AssignSettings]]) -> None:
+        """Claim what the configuration says: at the start, once each, and later what is new.
+
+        What could not be claimed is tried again; what somebody has released stays released.
+
+        Args:
+            submit: The reconciler's.
+            wanted: What is to be claimed now.
+        """
+        done: set[str] = set()
+        said: dict[str, str] = {}
+        while True:
+            self.assign_again.clear()
+            for entry in wanted():
+                if entry.id in done:
+                    continue
+                answer = await submit(_order(entry))
+                if answer.ok:
+                    done.add(entry.id)
+                elif said.get(entry.id) != answer.problems[0].sentence:
+                    said[entry.id] = answer.problems[0].sentence
+                    _log.error("not-assigned", claim=entry.id, problem=said[entry.id])
+            with contextlib.suppress(TimeoutError):
+                waiting = any(entry.id not in done for entry in wanted())
+                async with asyncio.timeout(ASSIGN_AGAIN if waiting else None):
+                    await self.assign_again.wait()
+
+    async def finish(self) -> None:
+        """Let writes that are under way come to their end, bounded; the journal has the rest."""
+        if self._worker is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LAST_WRITE):
+                    await self._worker.finish()
+
+    def _owners_gone(self, claims: Claims) -> frozenset[str]:
+        """The claims whose owner's process has ended; a pid that was given out again is another."""
+        return frozenset(
+            claim.id
+            for claim in claims.live.values()
+            if (pid := claim.record.request.owner_pid) is not None
+            and started_at(pid, self._proc) != claim.record.request.owner_started
+        )
+
+
+def _order(entry: AssignSettings) -> Prepare:
+    return Prepare(
+        id=entry.id,
+        mode=HoldMode(entry.mode),
+        devices=tuple(map(parse_address, entry.devices)),
+        client=ASSIGNER,
+        force=entry.force,
+        named=tuple(map(parse_address, entry.named)),
+        driver=entry.driver,
+    )

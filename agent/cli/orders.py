@@ -1,0 +1,296 @@
+"""The commands that talk to a running agent: what they ask goes over its control socket.
+
+What a claim is asked for with is checked by the agent, not here; its words are passed on. A refusal
+is printed as the agent's sentence and hint, and ends with a code of its own.
+"""
+
+import urllib.parse
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from agent import config
+from agent.cli.options import config_option, output_option
+from agent.cli.output import columns, echo_json, good, heading, notable
+from agent.control.client import call
+from agent.errors import AgentError, ExitCode
+
+Document = dict[str, Any]
+
+
+class RefusedError(AgentError):
+    """The agent did not do what it was asked; the sentence and the hint are its own."""
+
+    code = "refused"
+    exit_code = ExitCode.FAILURE
+
+
+class RefusedForNowError(RefusedError):
+    """As ``RefusedError``; the same may be possible later."""
+
+    retryable = True
+    exit_code = ExitCode.TEMPORARY
+
+
+def _ask(config_path: Path | None, method: str, route: str, body: object = None) -> Document:
+    """Ask the agent; its document.
+
+    Raises:
+        AgentError: No agent takes orders, or it refused.
+    """
+    path = config.load(config_path).control.socket
+    if path is None:
+        raise AgentError("this configuration has no control socket", hint="see control.socket")
+    status, document = call(path, method, route, body)
+    problems = document.get("problems")
+    if status < 400 or not problems:  # noqa: PLR2004 - the first status of an error
+        return document
+    for other in problems[1:]:
+        click.echo(f"cdi-agent: {other['sentence']}", err=True)
+    first = problems[0]
+    kind = RefusedForNowError if first["retryable"] else RefusedError
+    raise kind(f"{first['sentence']} ({first['code']})", hint=first["hint"])
+
+
+def _quoted(text: str) -> str:
+    return urllib.parse.quote(text, safe="")
+
+
+# --- claims ---------------------------------------------------------------------------------------
+
+
+@click.command("claim")
+@click.argument("claim_id", metavar="ID")
+@click.argument("devices", nargs=-1, required=True)
+@config_option
+@output_option
+@click.option("--mode", type=click.Choice(["vfio", "drm"]), default="vfio", show_default=True)
+@click.option("--dry-run", is_flag=True, help="Run every check and say what would be moved.")
+@click.option("--with", "named", multiple=True, help="Another function of the IOMMU group to move.")
+@click.option("--driver", help="The VFIO driver, instead of the best one there is.")
+@click.option("--force", is_flag=True, help="Take even the display of the console.")
+@click.option("--from-vfio", is_flag=True, help="With --mode drm: take a device off VFIO.")
+@click.option("--lease", type=float, help="Seconds until it is released unless claimed again.")
+@click.option("--owner-pid", type=int, help="Release it when this process has ended.")
+def claim(  # noqa: PLR0913 - one argument for each option
+    claim_id: str,
+    devices: Sequence[str],
+    *,
+    config_path: Path | None,
+    output: str,
+    mode: str,
+    named: Sequence[str],
+    driver: str | None,
+    lease: float | None,
+    owner_pid: int | None,
+    dry_run: bool,
+    force: bool,
+    from_vfio: bool,
+) -> None:
+    """Hold DEVICES in a mode until they are released; all of them or none.
+
+    DEVICES are PCI addresses, or names of published devices (intel.com/gpu=…). ID is a name of your
+    choice. The same claim again changes nothing and is answered as before. Prints the CDI names
+    under which the devices are published now.
+    """
+    body: Document = {
+        "devices": list(devices),
+        "mode": mode,
+        "named": list(named),
+        "driver": driver,
+        "force": force,
+        "from_vfio": from_vfio,
+        "dry_run": dry_run,
+        "lease": lease,
+        "owner_pid": owner_pid,
+    }
+    document = _ask(config_path, "PUT", f"/v1/claims/{_quoted(claim_id)}", body)
+    if output == "json":
+        echo_json(document)
+    elif dry_run:
+        for move in document["moves"]:
+            along = " (moves along)" if move["companion"] else ""
+            click.echo(
+                f"{move['address']}: {move['before'] or 'no driver'} -> "
+                f"{move['after'] or 'the driver that the kernel prefers'}{along}"
+            )
+        if not document["moves"]:
+            click.echo("nothing would be moved")
+    else:
+        for name in document["names"]:
+            click.echo(name)
+
+
+@click.command("release")
+@click.argument("claim_id", metavar="ID")
+@config_option
+@output_option
+@click.option("--force", is_flag=True, help="Even while a process holds a node of it open.")
+def release(claim_id: str, config_path: Path | None, output: str, *, force: bool) -> None:
+    """Give the devices of a claim back; success if there is no such claim.
+
+    If a process still uses them it says so; the devices go back as soon as it has ended.
+    """
+    query = "?force=true" if force else ""
+    document = _ask(config_path, "DELETE", f"/v1/claims/{_quoted(claim_id)}{query}")
+    if output == "json":
+        echo_json(document)
+
+
+@click.command("claims")
+@config_option
+@output_option
+def claims(config_path: Path | None, output: str) -> None:
+    """Show who holds which devices, and what is stranded or hangs."""
+    document = _ask(config_path, "GET", "/v1/claims")
+    if output == "json":
+        echo_json(document)
+        return
+    rows = [
+        (
+            claimed["id"],
+            claimed["mode"],
+            claimed["phase"],
+            _age(claimed["age_seconds"]),
+            claimed["client"] or "-",
+            " ".join(function["address"] for function in claimed["functions"]),
+        )
+        for claimed in document["claims"]
+    ]
+    if rows:
+        header = ("ID", "MODE", "PHASE", "AGE", "CLIENT", "FUNCTIONS")
+        lines = columns([header, *rows])
+        click.echo(heading(lines[0]))
+        for line, claimed in zip(lines[1:], document["claims"], strict=True):
+            click.echo(line)
+            if claimed["phase"] != "done":
+                click.echo(f"  {claimed['explanation']}")
+    else:
+        click.echo("nothing is claimed")
+    for line in _left_behind(document):
+        click.echo(notable(line))
+
+
+def _left_behind(document: Document) -> Iterator[str]:
+    for stray in document["stranded"]:
+        where = f"{stray['address']} on {stray['driver'] or 'no driver'}"
+        yield f"stranded: {where}: {stray['sentence']}"
+        if stray["hint"]:
+            yield f"  {stray['hint']}"
+    for child in document["hung"]:
+        yield f"hung: a write ({child['step']}) to {child['address']} has not returned"
+    if document["paused"]:
+        yield "paused: no claim begins to move a device; `cdi-agent resume` ends that"
+
+
+def _age(seconds: float) -> str:
+    for unit, size in (("d", 86_400), ("h", 3_600), ("m", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.0f}{unit}"
+    return f"{seconds:.0f}s"
+
+
+@click.command("recover")
+@click.argument("address")
+@config_option
+@output_option
+@click.option("--dry-run", is_flag=True, help="Say what would be moved.")
+@click.option("--force", is_flag=True, help="Even if it is in use, or was not moved by this agent.")
+def recover(
+    address: str, config_path: Path | None, output: str, *, dry_run: bool, force: bool
+) -> None:
+    """Bring a stranded device back to the driver that it came from."""
+    flags = {"force": force, "dry_run": dry_run}
+    query = "&".join(f"{name}=true" for name, given in flags.items() if given)
+    document = _ask(config_path, "POST", f"/v1/recover/{_quoted(address)}?{query}")
+    if output == "json":
+        echo_json(document)
+        return
+    for move in document["moves"]:
+        after = move["after"] or "the driver that the kernel prefers"
+        click.echo(f"{move['address']}: {move['before'] or 'no driver'} -> {after}")
+    if not dry_run:
+        click.echo(good(f"{address} is back"))
+
+
+@click.command("pause")
+@config_option
+def pause(config_path: Path | None) -> None:
+    """Let no claim begin to move a device; specs are kept true all the same."""
+    _ask(config_path, "POST", "/v1/pause")
+
+
+@click.command("resume")
+@config_option
+def resume(config_path: Path | None) -> None:
+    """Let claims move devices again."""
+    _ask(config_path, "POST", "/v1/resume")
+
+
+# --- questions ------------------------------------------------------------------------------------
+
+
+@click.command("status")
+@config_option
+@output_option
+def status(config_path: Path | None, output: str) -> int:
+    """Show how the running agent is; ends with 1 if it is not healthy."""
+    document = _ask(config_path, "GET", "/v1/status")
+    if output == "json":
+        echo_json(document)
+    else:
+        word = good("healthy") if document["healthy"] else notable("not healthy")
+        click.echo(f"cdi-agent {document['version']}: {word}")
+        for problem in document["problems"]:
+            click.echo(notable(f"  {problem}"))
+        sources = [f"{name} is {state}" for name, state in document["sources"].items()]
+        published = [f"{kind}: {count}" for kind, count in document["published"].items()]
+        rows = [
+            ("published", ", ".join(published) or "nothing"),
+            ("withheld", f"{document['withheld']} (`cdi-agent scan` says why)"),
+            ("claims", str(document["claims"]) + (" (paused)" if document["paused"] else "")),
+            ("stranded", ", ".join(document["stranded"]) or "none"),
+            ("hung", ", ".join(document["hung"]) or "none"),
+            ("sources", ", ".join(sources) or "none"),
+        ]
+        for line in columns(rows, indent="  "):
+            click.echo(line)
+    return ExitCode.OK if document["healthy"] else ExitCode.FAILURE
+
+
+@click.command("explain")
+@click.argument("address")
+@config_option
+@output_option
+def explain(address: str, config_path: Path | None, output: str) -> None:
+    """Say all that the running agent knows of a function, and what it waits for."""
+    document = _ask(config_path, "GET", f"/v1/explain/{_quoted(address)}")
+    if output == "json":
+        echo_json(document)
+        return
+    group = document["iommu_group"]
+    click.echo(
+        heading(
+            f"{document['address']}  {document['id'] or 'unreadable'}  "
+            f"driver {document['driver'] or 'none'}  "
+            f"IOMMU group {'none' if group is None else group}"
+        )
+    )
+    for node in document["nodes"]:
+        udev = "" if node["settled"] else ", udev has not dealt with it"
+        click.echo(f"  {node['path']}: {node['state']}{udev}")
+    for device in document["devices"]:
+        name = f"{device['kind'] or 'no kind'}" + (f"={device['name']}" if device["name"] else "")
+        detail = f" ({device['reason']}): {device['detail']}" if device["reason"] else ""
+        click.echo(f"  {device['state']}: {name}{detail}")
+    if document["claim"] is not None:
+        click.echo(f"  claim {document['claim']['id']}: {document['claim']['explanation']}")
+    if document["stranded"] is not None:
+        click.echo(notable(f"  stranded: {document['stranded']['sentence']}"))
+        click.echo(f"    {document['stranded']['hint']}")
+    if document["hung"]:
+        click.echo(notable("  a write to it has not returned; it is left alone until it does"))
+    if document["cooling_down"]:
+        click.echo("  it could not be moved a moment ago, and is left alone for now")
