@@ -89,8 +89,8 @@ class Device:
         object.__setattr__(self, "paths", frozenset(n.host_path or n.path for n in nodes))
 
     def __hash__(self) -> int:
-        """By name alone, as with ``DeviceNode``."""
-        return hash(self.name)
+        """By name and nodes, which change together with numbers; equality covers all."""
+        return hash((self.name, self.paths))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -190,8 +190,13 @@ class Function:
     """The sysfs folder's inode: another card in the same slot has another."""
 
     def __hash__(self) -> int:
-        """By address alone: equality covers all, and a deep hash costs what a cache is to save."""
-        return hash(self.address)
+        """By what differs between one look and a later one; equality covers all.
+
+        A deep hash would cost what a cache is to save. By the address alone, a cache would compare
+        each new fact of a function with all the old ones.
+        """
+        numbers = [node.number for node in self.nodes]
+        return hash((self.address, self.inode, self.driver, *numbers))
 
     @property
     def pci_id(self) -> str:
