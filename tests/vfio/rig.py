@@ -106,9 +106,21 @@ class Rig:
         return self._results.qsize()
 
 
-@contextlib.asynccontextmanager
-async def rig(
+def rig(
     host: Host,
+    timeouts: Timeouts = PATIENT,
+    *,
+    writer: Sequence[str] = WRITER,
+    load: Sequence[str] = ("false",),
+) -> "contextlib.AbstractAsyncContextManager[Rig]":
+    """Let a worker work on a folder."""
+    return working(host.state, host.roots, timeouts, writer=writer, load=load)
+
+
+@contextlib.asynccontextmanager
+async def working(
+    state: Path,
+    roots: Roots,
     timeouts: Timeouts = PATIENT,
     *,
     writer: Sequence[str] = WRITER,
@@ -119,8 +131,8 @@ async def rig(
     results: asyncio.Queue[Result] = asyncio.Queue()
     worker = Worker(
         results.put_nowait,
-        state_directory=str(host.state),
-        roots=host.roots,
+        state_directory=str(state),
+        roots=roots,
         timeouts=timeouts,
         writer=writer,
         load=lambda driver: (*load, driver),
