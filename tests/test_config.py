@@ -384,7 +384,7 @@ def test_what_a_faulty_value_would_contradict_is_not_guessed_at() -> None:
         ("log:\n\tlevel: info", "line 2: it is not YAML: while scanning for the next token"),
         ("a: \0", "it is not YAML: "),
         (b"log:\n  level: \xff", "line 2: it is not text in UTF-8"),
-        ("[" + "1," * 200_000 + "]", "it has too many values"),
+        ("[" + "1," * 200_000 + "]", "line 1: it has too many values"),
         ("x" * (2**20 + 1), "it has more than 1 MiB"),
     ],
 )

@@ -14,8 +14,9 @@ import msgspec
 
 from agent.cdi import rules
 from agent.cdi.spec import ContainerEdits, Device, DeviceNode, Hook, Kind, Mount, Spec
-from agent.cdi.tree import Scalar, Tree, UnreadableError, one_line, read
+from agent.cdi.tree import Tree, UnreadableError, read
 from agent.errors import SpecError
+from agent.host.document import Scalar, one_line
 
 
 class Peek(NamedTuple):
@@ -35,7 +36,7 @@ def parse(content: bytes) -> Spec:
         SpecError: It is not what ``render`` would write, in content.
     """
     try:
-        file = msgspec.convert(_typed(read(content, plain=True)), _File)
+        file = msgspec.convert(_typed(read(content, strict=True)), _File)
     except (UnreadableError, msgspec.ValidationError) as error:
         raise SpecError(one_line(f"not a spec of ours: {error}")) from error
     if file.cdi_version not in rules.VERSIONS:

@@ -19,11 +19,10 @@ from agent.cdi.profile import Profile
 from agent.cdi.profiles import load_builtin
 from agent.cdi.settings import CdiSettings
 from agent.cdi.spec import Device, DeviceNode
-from agent.cdi.tree import one_line
-from agent.config import document
 from agent.config.build import Builder, Fault
 from agent.control.settings import ControlSettings, MetricsSettings
 from agent.errors import ConfigError
+from agent.host import document
 from agent.host.files import read_regular
 from agent.host.settings import AbsolutePath, HostSettings, normalise
 from agent.observe.settings import LogSettings
@@ -31,6 +30,9 @@ from agent.reconcile.settings import ReconcileSettings
 from agent.vfio.settings import VfioSettings
 
 DEFAULT_PATH: Final = Path("/etc/cdi-agent/config.yaml")
+
+# A profile for every device id there is takes a tenth of it.
+_BOUNDS: Final = document.Bounds(size=2**20, values=100_000, depth=24)
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -70,7 +72,7 @@ def load(path: Path | None = None) -> Config:
     file = DEFAULT_PATH if path is None else path
     shown = printable(str(file))
     try:
-        content = read_regular(str(file), document.MAX_SIZE)
+        content = read_regular(str(file), _BOUNDS.size)
     except FileNotFoundError as error:
         if path is None:
             return Config()
@@ -94,9 +96,9 @@ def parse(content: str | bytes, source: str = "the configuration") -> Config:
     raw = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content
     builder = Builder()
     try:
-        config = builder.build(document.read(raw), Config)
+        config = builder.build(document.read(raw, _BOUNDS), Config)
     except document.DocumentError as error:
-        raise _refusal(source, [Fault("", error.line, one_line(error.text))]) from error
+        raise _refusal(source, [Fault("", error.line, str(error))]) from error
     if config is not None:
         for keys, text in _contradictions(config):
             if all(map(builder.is_sound, keys)):

@@ -17,15 +17,21 @@ from typing import Any, Final, TypeVar
 import msgspec
 from msgspec import Meta, inspect
 
-from agent.cdi.tree import one_line
-from agent.config.document import Items, Node, Pairs, Scalar
 from agent.errors import AgentError
+from agent.host.document import Items, Node, Pairs, Scalar, one_line
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 _DURATION: Final = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*(ms|s|m|h)")
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _FAILED: Final = object()
+
+# The types of bare words are YAML 1.2's: `on` and `yes` are text, `0777` is not octal.
+_NULL: Final = frozenset({"", "~", "null", "Null", "NULL"})
+_TRUE: Final = frozenset({"true", "True", "TRUE"})
+_FALSE: Final = frozenset({"false", "False", "FALSE"})
+_INT: Final = re.compile(r"[-+]?[0-9]{1,18}")
+_FLOAT: Final = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]{1,3})?")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -60,14 +66,14 @@ class Builder:
             known = known[: max(known.rfind("."), known.rfind("["), 0)]
         self.faults.append(Fault(path, line, one_line(text)))
 
-    def build(self, node: Node, cls: type[T]) -> T | None:
+    def build(self, node: Node | None, cls: type[T]) -> T | None:
         """Build a Struct of the whole document.
 
         Where there is a fault the default stands in, so that what depends on other keys can still
         be checked. None if there is nothing to stand in.
         """
-        if _is_null(node):
-            node = Pairs(node.line, [])
+        if node is None or _is_null(node):
+            node = Pairs(1)
         built = self._struct(node, cls, "")
         return built if isinstance(built, cls) else None
 
@@ -146,7 +152,7 @@ class Builder:
         """The entries of a mapping whose keys are text and given once: name, value, path."""
         seen: dict[str, int] = {}
         for key, value in node.pairs:
-            if not isinstance(key, Scalar) or not isinstance(key.value, str):
+            if not isinstance(key, Scalar) or not isinstance(_meaning(key), str):
                 self.fault(path, f"a key must be text, not {_shown(key)}", key.line)
                 continue
             name = key.text
@@ -189,7 +195,7 @@ class Builder:
     def _single(self, node: Node, wanted: Any, path: str) -> object:  # noqa: ANN401 - a type
         if isinstance(node, Scalar):
             bare, metas = _bare(wanted)
-            value: object = node.value
+            value: object = _meaning(node)
             if _is_duration(metas):
                 value = _seconds(value)
             elif isinstance(value, int | float) and not isinstance(value, bool) and _is_text(bare):
@@ -202,6 +208,20 @@ class Builder:
     def _wrong(self, node: Node, wanted: Any, path: str) -> None:  # noqa: ANN401 - a type
         """Note that a value is of another type than wanted."""
         self.fault(path, f"it must be {describe(wanted)}, not {_shown(node)}", node.line)
+
+
+def _meaning(scalar: Scalar) -> str | float | bool | None:
+    """What a value means where nothing says which type is wanted."""
+    text = scalar.text
+    if not scalar.plain:
+        return text
+    if text in _NULL:
+        return None
+    if text in _TRUE or text in _FALSE:
+        return text in _TRUE
+    if _INT.fullmatch(text):
+        return int(text)
+    return float(text) if _FLOAT.fullmatch(text) else text
 
 
 # --- types ----------------------------------------------------------------------------------------
@@ -257,7 +277,7 @@ def _seconds(value: object) -> object:
 
 
 def _is_null(node: Node) -> bool:
-    return isinstance(node, Scalar) and node.value is None
+    return isinstance(node, Scalar) and _meaning(node) is None
 
 
 # --- sentences ------------------------------------------------------------------------------------
@@ -324,11 +344,12 @@ def _shown(node: Node) -> str:
             return "a list"
         case Pairs():
             return "a mapping"
-        case Scalar(text=text):
-            if node.value is None:
+        case Scalar():
+            meaning = _meaning(node)
+            if meaning is None:
                 return "null"
-            shown = one_line(text)[:60]
-            return repr(shown) if node.quoted or isinstance(node.value, str) else shown
+            shown = one_line(node.text)[:60]
+            return repr(shown) if isinstance(meaning, str) else shown
 
 
 def _unknown(name: str, fields: typing.Iterable[str]) -> str:

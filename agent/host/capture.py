@@ -20,6 +20,7 @@ import yaml
 
 from agent.errors import CaptureError
 from agent.host import captured_text
+from agent.host.document import DocumentError
 from agent.host.files import read_regular
 from agent.host.model import (
     ADDRESS_PATTERN,
@@ -37,9 +38,6 @@ from agent.host.model import (
 )
 
 VERSION: Final = 1
-MAX_BYTES: Final = 8 * 2**20
-"""A host with 512 GPUs takes about 200 KiB."""
-
 _AddressText = Annotated[str, msgspec.Meta(pattern=rf"\A{ADDRESS_PATTERN.pattern}\Z")]
 _IdText = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{4}:[0-9a-f]{4}\Z")]
 _ClassText = Annotated[str, msgspec.Meta(pattern=r"\A0x[0-9a-f]{6}\Z")]
@@ -301,30 +299,27 @@ def load(path: str | os.PathLike[str]) -> Capture:
     """
     name = os.fspath(path)
     try:
-        content = read_regular(name, MAX_BYTES)
+        content = read_regular(name, captured_text.MAX_BYTES)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise CaptureError(f"{name!r} cannot be read: {reason}") from error
-    try:
-        text = content.decode()
-    except UnicodeDecodeError as error:
-        raise CaptureError(f"{name} is not UTF-8 text: byte {error.start} is wrong") from error
-    return parse(text, origin=name)
+    return parse(content, origin=name)
 
 
-def parse(text: str, *, origin: str = "capture") -> Capture:
+def parse(content: bytes | str, *, origin: str = "capture") -> Capture:
     """Read a capture.
 
     Args:
-        text: What ``dump`` wrote, perhaps edited.
+        content: What ``dump`` wrote, perhaps edited.
         origin: What to call it in an error.
 
     Raises:
         CaptureError: It does not have the form of a capture; the sentence names the key.
     """
+    raw = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content
     try:
-        data, lines = captured_text.read(text)
-    except captured_text.TextError as error:
+        data, lines = captured_text.read(raw)
+    except DocumentError as error:
         where = origin if error.line is None else f"{origin}:{error.line}"
         raise CaptureError(f"{where}: {error}") from error
     version = data.get("version") if isinstance(data, dict) else None

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.errors import CaptureError
-from agent.host.capture import MAX_BYTES, Capture, capture, dump, load, parse
+from agent.host.capture import Capture, capture, dump, load, parse
+from agent.host.captured_text import MAX_BYTES
 from agent.host.model import (
     Address,
     DeviceNumber,
@@ -204,18 +205,22 @@ def edited(old: str, new: str) -> str:
         pytest.param("just text", "begins with `version: 1`, this has none", id="text"),
         pytest.param("version: 2", "begins with `version: 1`, this has '2'", id="newer"),
         pytest.param("version: {a: b}", "this has \"{'a': 'b'}\"", id="no version"),
-        pytest.param("version: 1\nfunctions: [", "host:3: did not find expected", id="torn"),
+        pytest.param(
+            "version: 1\nfunctions: [",
+            "host:3: it is not YAML: ",
+            id="torn",
+        ),
         pytest.param("version: 1\n\tkernel: x", "host:2: ", id="tab"),
         pytest.param("version: 1\nversion: 1", "host:2: 'version' is given twice", id="twice"),
-        pytest.param("version: 1\n--- \nversion: 1", "host:2: ", id="two documents"),
+        pytest.param("version: 1\n--- \nversion: 1", "host:3: it has a second", id="two documents"),
         pytest.param(
-            "version: 1\na: &a [x]\nb: *a", "host:3: aliases have no place", id="an alias"
+            "version: 1\na: &a [x]\nb: *a", "host:2: anchors (&name) are not", id="an anchor"
         ),
         pytest.param("version: 1\n? [a]\n: b", "host:2: a key is a word", id="a list for a key"),
-        pytest.param("version: 1\na: " + "[" * 20, "host:2: nested too deeply", id="deep"),
-        pytest.param("version: 1\na: " + "[" * 50000, "host:2: exceeded maximum nes", id="deeper"),
+        pytest.param("version: 1\na: " + "[" * 20, "host:2: it nests more than 12 deep", id="deep"),
+        pytest.param("version: 1\na: " + "[" * 50000, "host:2: it is not YAML", id="deeper"),
         pytest.param("version: 1\n\x00", "control characters are not allowed", id="control"),
-        pytest.param("version: 1\n\ud800", "host: ", id="half a character"),
+        pytest.param("version: 1\n\ud800", "host:2: it is not text", id="half a character"),
         pytest.param("version: 1\nhost: x", "Object contains unknown field `host`", id="unknown"),
         pytest.param(
             edited("  driver: xe", "  drivr: xe"),
@@ -302,7 +307,7 @@ def test_a_host_that_cannot_exist_is_refused(text: str, sentence: str) -> None:
 def test_a_small_file_that_would_be_huge_is_refused_before_it_is() -> None:
     lines = ["version: 1", "a: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"b{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 12)]
-    with pytest.raises(CaptureError, match="aliases have no place"):
+    with pytest.raises(CaptureError, match="anchors"):
         parse("\n".join(lines))
 
 
@@ -341,7 +346,10 @@ def put_huge(path: Path) -> None:
         (put_fifo, "cannot be read: it is not a regular file"),
         (put_loop, "cannot be read: Too many levels of symbolic links"),
         (put_huge, "cannot be read: it is larger than 8 MiB"),
-        (lambda path: path.write_bytes(b"version: 1\n\xff"), "is not UTF-8 text: byte 11 is wrong"),
+        (
+            lambda path: path.write_bytes(b"version: 1\n\xff"),
+            "yaml:2: it is not text in UTF-8",
+        ),
     ],
     ids=["missing", "folder", "fifo", "loop", "huge", "binary"],
 )
