@@ -37,6 +37,7 @@ from agent.control.sockets import UnixAddress, parse_address, passed_sockets
 from agent.errors import AgentError, SourceUnavailableError, StoreError
 from agent.host.model import Hint
 from agent.host.monitor import Monitor, SourceState
+from agent.observe.claim_metrics import ClaimMetrics
 from agent.observe.health import Verdict, health, readiness
 from agent.observe.log import Log
 from agent.observe.metrics import CONTENT_TYPE, Metrics
@@ -109,6 +110,10 @@ class Daemon:
             proc=config.host.proc,
         )
         self._metrics.kinds = _kinds(self._parts)
+        self._claim_metrics: ClaimMetrics | None = None
+        if self._claiming.desk is not None:
+            self._claim_metrics = ClaimMetrics(self._claiming.desk, self._reconciler.snapshot)
+            self._metrics.add(self._claim_metrics)
 
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT."""
@@ -260,6 +265,8 @@ class Daemon:
     def _on_pass(self, report: PassReport, state: State) -> None:
         self._last_pass = report.started + report.duration
         self._metrics.observe(report)
+        if self._claim_metrics is not None:
+            self._claim_metrics.observe()
         if RELOAD in report.reasons:
             self._reload_by = self._last_pass + self._parts.rules.ready_timeout
             self._owes_ready = True

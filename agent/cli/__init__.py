@@ -22,7 +22,10 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "generate": ("generate.command", "Bring the CDI specs up to date once."),
     "status": ("orders.status", "Show how the running agent is."),
     "explain": ("orders.explain", "Say all that the running agent knows of a function."),
-    "claim": ("orders.claim", "Hold devices for a virtual machine until they are released."),
+    "claim": (
+        "orders.claim",
+        "Hold devices in a mode, for a virtual machine, until they are released.",
+    ),
     "release": ("orders.release", "Give the devices of a claim back."),
     "claims": ("orders.claims", "Show who holds which devices, and what is stranded or hangs."),
     "recover": ("orders.recover", "Bring a stranded device back to its driver."),

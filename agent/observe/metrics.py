@@ -26,6 +26,7 @@ from prometheus_client.core import (
     HistogramMetricFamily,
     Metric,
 )
+from prometheus_client.registry import Collector
 
 from agent.cdi.desired import Reason
 from agent.host.uevent import ACTIONS, OTHER, SUBSYSTEMS, Source
@@ -155,6 +156,10 @@ class Metrics:
         for latency in report.publish_latencies:
             self._to_disk["publish"].observe(latency)
 
+    def add(self, collector: Collector) -> None:
+        """Export what another collector has, too."""
+        self._registry.register(collector)
+
     async def render(self) -> bytes:
         """Everything in Prometheus' text format (`CONTENT_TYPE`)."""
         self._process_metrics = await asyncio.to_thread(lambda: list(self._process.collect()))
@@ -169,19 +174,19 @@ class Metrics:
         per_kind = {"kind": kinds}
         per_file_kind = {"kind": (*kinds, LEFTOVER)}
 
-        yield _gauge(
+        yield gauge(
             "build_info",
             "What runs; always 1.",
             {"version": (self._version,), "python": (platform.python_version(),)},
             {(self._version, platform.python_version()): 1},
         )
-        yield _gauge(
+        yield gauge(
             "healthy",
             "Whether what is on disk is what should be there, and the loop looks often enough.",
             {},
             {(): float(self._health().ok)},
         )
-        yield _counter(
+        yield counter(
             "events",
             "Messages of the kernel and of udev that were read.",
             per_source
@@ -192,69 +197,69 @@ class Metrics:
                 for (subsystem, action), count in source.events.items()
             },
         )
-        yield _counter(
+        yield counter(
             "event_overflows",
             "How often the kernel dropped messages because they came too fast; each led to a look "
             "at everything.",
             per_source,
             {(name,): source.overflows for name, source in sources.items()},
         )
-        yield _counter(
+        yield counter(
             "event_malformed",
             "Messages that could not be read.",
             per_source,
             {(name,): source.malformed for name, source in sources.items()},
         )
-        yield _gauge(
+        yield gauge(
             "source_up",
             "Whether the source of events hears anything (0: looking regularly instead).",
             per_source,
             {(name,): float(source.state == "up") for name, source in sources.items()},
         )
-        yield _counter(
+        yield counter(
             "queue_overflows",
             "How often the reconciler's queue was full; each led to a look at everything.",
             {},
             {(): self._inbox.overflows},
         )
-        yield _gauge("queue_length", "Messages that wait.", {}, {(): len(self._inbox)})
-        yield _counter(
+        yield gauge("queue_length", "Messages that wait.", {}, {(): len(self._inbox)})
+        yield counter(
             "passes", "Passes of the reconciler.", {"result": ("ok", "failed")}, self._passes
         )
-        yield _histogram(
+        yield histogram(
             "pass_duration_seconds",
             "How long a pass took.",
             (),
             {(): self._pass_duration},
         )
-        yield _histogram(
+        yield histogram(
             "message_to_disk_seconds",
             "From the message about a change to the entry on disk, or off it. A publication "
             "includes the time in which the device settles.",
             ("action",),
-            {(action,): histogram for action, histogram in self._to_disk.items()},
+            {(action,): seconds for action, seconds in self._to_disk.items()},
         )
-        yield _gauge(
+        yield gauge(
             "last_pass_timestamp_seconds",
             "When the last pass ended, in seconds since 1970; 0 before the first.",
             {},
             {(): self._last_pass},
         )
-        yield _gauge(
+        yield gauge(
             "last_success_timestamp_seconds",
             "When the last pass ended that left nothing undone; 0 before the first.",
             {},
             {(): self._last_success},
         )
-        yield _counter("spec_writes", "Spec files written.", per_file_kind, self._writes)
-        yield _counter("spec_deletes", "Spec files deleted.", per_file_kind, self._deletes)
-        yield _counter(
+        yield counter("spec_writes", "Spec files written.", per_file_kind, self._writes)
+        yield counter("spec_deletes", "Spec files deleted.", per_file_kind, self._deletes)
+        yield counter(
             "spec_failures",
             "Spec files that could not be written or deleted; tried again with growing delay.",
             per_file_kind,
             self._failures,
         )
-        yield _gauge(
+        yield gauge(
             "devices",
             "Devices by kind and by whether a container can be given them.",
             per_kind | {"state": ("published", "withheld")},
@@ -265,13 +270,13 @@ class Metrics:
                 )
             ),
         )
-        yield _gauge(
+        yield gauge(
             "withheld",
             "Devices that are not published, by reason.",
             {"reason": tuple(Reason)},
             Counter((withheld.reason,) for withheld in state.withheld),
         )
-        yield _counter(
+        yield counter(
             "log_dropped",
             "Log entries that were lost because whoever reads them was too slow.",
             {},
@@ -293,7 +298,7 @@ def _label_sets(labels: Labels, values: Values) -> Iterable[tuple[str, ...]]:
     return dict.fromkeys((*itertools.product(*labels.values()), *values))
 
 
-def _counter(name: str, help_text: str, labels: Labels, values: Values) -> Metric:
+def counter(name: str, help_text: str, labels: Labels, values: Values) -> Metric:
     """A counter (``_total`` is added) with every label set."""
     family = CounterMetricFamily(f"cdi_agent_{name}", help_text, labels=list(labels))
     for label_set in _label_sets(labels, values):
@@ -301,7 +306,7 @@ def _counter(name: str, help_text: str, labels: Labels, values: Values) -> Metri
     return family
 
 
-def _gauge(name: str, help_text: str, labels: Labels, values: Values) -> Metric:
+def gauge(name: str, help_text: str, labels: Labels, values: Values) -> Metric:
     """A gauge with every label set."""
     family = GaugeMetricFamily(f"cdi_agent_{name}", help_text, labels=list(labels))
     for label_set in _label_sets(labels, values):
@@ -309,7 +314,7 @@ def _gauge(name: str, help_text: str, labels: Labels, values: Values) -> Metric:
     return family
 
 
-def _histogram(
+def histogram(
     name: str,
     help_text: str,
     labels: Sequence[str],
@@ -317,6 +322,6 @@ def _histogram(
 ) -> Metric:
     """A histogram with every label set."""
     family = HistogramMetricFamily(f"cdi_agent_{name}", help_text, labels=list(labels))
-    for label_set, histogram in histograms.items():
-        histogram.add_to(family, label_set)
+    for label_set, each in histograms.items():
+        each.add_to(family, label_set)
     return family

@@ -75,7 +75,7 @@ class Desk:
         self.claims = Claims(boot_id=boot_id)
         self.wake_at = math.inf
         """When ``advance`` has to be called again even without news."""
-        self.ended: Counter[tuple[str, str]] = Counter()
+        self.ended: Counter[tuple[str, ...]] = Counter()
         """Claims that have ended, by mode and outcome."""
         self.durations: list[tuple[str, float]] = []
         """Steps that were done since this was emptied last, with the seconds that each took."""
