@@ -9,6 +9,7 @@ below the one device in between that its driver makes (``model.owner_of_node``).
 IOMMU group belongs to each function of the group that a VFIO driver has.
 """
 
+import contextlib
 import dataclasses
 import os
 import re
@@ -132,7 +133,8 @@ class FunctionReader:
                 yield address
         if function.iommu_group is not None:
             members = f"{self._sys}/kernel/iommu_groups/{function.iommu_group}/devices"
-            yield from _addresses(sysfs.names(members) or ())
+            with contextlib.suppress(UnreadableError):  # a look at everything does without, too
+                yield from _addresses(sysfs.names(members) or ())
         if function.physfn is not None:
             yield function.physfn
         yield from function.virtfns

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -486,6 +487,16 @@ def test_a_machine_without_pci_has_no_functions(tmp_path: Path) -> None:
 def test_an_empty_folder_is_not_a_host_without_devices(tmp_path: Path) -> None:
     with pytest.raises(LookError, match="is not sysfs"):
         Scanner(sys=tmp_path).scan(EVERYTHING, Inventory())
+
+
+def test_a_group_that_cannot_be_listed_costs_no_look(host: Host) -> None:
+    scanner = host.scanner()
+    before = scanner.scan(EVERYTHING, Inventory())
+    group = before.functions[Address(GPU)].iommu_group
+    members = host.root / f"sys/kernel/iommu_groups/{group}/devices"
+    shutil.rmtree(members)
+    members.write_text("no folder")
+    assert scanner.scan(Scope(addresses=frozenset({Address(GPU)})), before) == before
 
 
 def test_a_process_out_of_descriptors_does_not_report_missing_devices(
