@@ -161,7 +161,7 @@ def _write_capture(seen: Preview, target: str) -> None:
         click.echo(text, nl=False)
         return
     try:
-        Path(target).write_text(text)
+        Path(target).write_text(text, encoding="utf-8")
     except OSError as error:
         raise CaptureWriteError(f"{target} cannot be written: {error.strerror}") from error
     click.echo(f"wrote {target}", err=True)

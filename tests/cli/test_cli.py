@@ -241,7 +241,7 @@ class TestCheckConfig:
 
 class TestDemo:
     def test_plays_the_story_to_its_end(self) -> None:
-        """As a user runs it: a process of its own, without root's rights where it has them."""
+        """As a user runs it: a process of its own."""
         process = subprocess.run(
             [sys.executable, "-m", "agent", "demo", "--pause", "0"],
             capture_output=True,
