@@ -34,7 +34,8 @@ def read_regular(path: str, limit: int) -> bytes:
         limit: Bytes.
 
     Raises:
-        OSError: EFBIG: it is too large. EINVAL: it is no regular file.
+        OSError: EFBIG: it is too large. EINVAL: it is no regular file. EAGAIN: it would have to be
+            waited for.
         ValueError: No file can have that path.
     """
     return read_with_status(path, limit)[1]
@@ -61,7 +62,10 @@ def read_with_status(
     with open(fd, "rb") as file:
         status = os.fstat(fd)
         _require_regular(status, limit)
-        content = file.read(limit + 1)  # it may be growing: one byte more than allowed tells
+        # It may be growing: one byte more than allowed tells.
+        content: bytes | None = file.read(limit + 1)
+    if content is None:  # procfs and tracefs have regular files that one waits at, such as kmsg
+        raise OSError(errno.EAGAIN, "it has nothing to read at the moment")
     if len(content) > limit:
         raise _too_large(limit)
     return status, content
