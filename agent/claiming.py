@@ -31,6 +31,8 @@ LAST_WRITE: Final = 8.0
 """Seconds that a write to a device may still take at the end; then it is left to the journal."""
 ASSIGN_AGAIN: Final = 30.0
 """Seconds before a device that could not be assigned is tried again."""
+MODULES_VARIABLE: Final = "CDI_AGENT_MODULES"
+"""Where the kernel's modules are; a unit that hides /lib/modules shows them elsewhere."""
 ASSIGNER: Final = "configuration"
 """Who claims what ``vfio.assign`` says."""
 
@@ -44,7 +46,7 @@ class Claiming:
     Args:
         config: A checked configuration.
         inbox: Where results go.
-        environ: May say the boot id.
+        environ: May say the boot's id, and where the kernel's modules are.
     """
 
     def __init__(self, config: Config, inbox: Inbox, environ: MutableMapping[str, str]) -> None:
@@ -53,6 +55,8 @@ class Claiming:
         """Set when the configuration has changed."""
         self._worker: Worker | None = None
         self._proc = config.host.proc
+        self.modules = environ.get(MODULES_VARIABLE, "/lib/modules")
+        """Where the kernel's modules are."""
         journal = Journal(config.state_directory)
         try:
             boot = boot_id(environ, config.host.proc)
@@ -71,6 +75,7 @@ class Claiming:
                 dev=config.host.dev,
                 proc=config.host.proc,
                 run=config.host.run,
+                modules=self.modules,
             ),
             timeouts=Timeouts(write=settings.write_timeout, load=settings.load_timeout),
         )
@@ -78,7 +83,7 @@ class Claiming:
             journal=journal,
             found=found.durable,
             worker=self._worker,
-            rules=claim_rules(config),
+            rules=claim_rules(config, modules=self.modules),
             boot_id=boot,
             owners_gone=self._owners_gone,
         )

@@ -309,7 +309,9 @@ class Daemon:
                 config = await asyncio.to_thread(self._reload)
                 config = self._without_finals(config)
                 parts = await asyncio.to_thread(compose.parts, config)
-                claim_rules = await asyncio.to_thread(compose.claim_rules, config)
+                claim_rules = await asyncio.to_thread(
+                    compose.claim_rules, config, modules=self._claiming.modules
+                )
                 compose.require_kept_names(self.snapshot(), parts.rules)
             except AgentError as error:
                 _log.error("reload-refused", problem=error.sentence, hint=error.hint)
