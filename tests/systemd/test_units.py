@@ -77,7 +77,7 @@ def service() -> Unit:
 @pytest.fixture
 def installed(tmp_path: Path) -> Path:
     """The units as installed, with a program that exists, among the stubs of a host's others."""
-    for name in (SERVICE, SOCKET):
+    for name in (SERVICE, *SOCKETS_OF_OURS):
         text = (UNITS / name).read_text().replace("/opt/cdi-agent/bin/cdi-agent", "/bin/true")
         (tmp_path / name).write_text(text)
     for name, ordering in ENGINES.items():
@@ -87,7 +87,7 @@ def installed(tmp_path: Path) -> Path:
             f"[Socket]\nListenStream=/run/{name}\nService={name.replace('socket', 'service')}\n"
         )
     (tmp_path / "virtlogd.service").write_text("[Service]\nExecStart=/bin/true\n")
-    wants = " ".join((*ENGINES, SERVICE, SOCKET))
+    wants = " ".join((*ENGINES, SERVICE, *SOCKETS_OF_OURS))
     (tmp_path / "multi-user.target").write_text(
         f"[Unit]\nRequires=basic.target\nAfter=basic.target\nWants={wants}\n"
     )
