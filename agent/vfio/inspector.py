@@ -10,13 +10,12 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Final
 
-import msgspec
 import structlog
 
 from agent.host.files import read_regular
 from agent.host.model import Address
 from agent.vfio import holders, modules
-from agent.vfio.children import PYTHON, Child, Children
+from agent.vfio.children import Child, Children, program
 from agent.vfio.managed import managers
 from agent.vfio.model import Holder, Inspect, Inspection
 from agent.vfio.roots import Roots, Timeouts
@@ -24,7 +23,7 @@ from agent.vfio.writer import parse
 
 _log = structlog.get_logger()
 
-HOLDERS: Final = (*PYTHON, holders.__file__)
+HOLDERS: Final = program(holders)
 
 _READERS: Final = 16
 """Attributes that are read at a time; each costs a process."""
@@ -32,19 +31,6 @@ _READERS: Final = 16
 
 class _UnknownError(Exception):
     """A question has no answer; the text says why."""
-
-
-class _Line(msgspec.Struct):
-    """One line of what the child says that looks for holders."""
-
-    pid: int = 0
-    command: str = ""
-    path: str = ""
-    blind: str = ""
-    done: bool = False
-
-
-_DECODER: Final = msgspec.json.Decoder(_Line)
 
 
 class Inspector:
@@ -120,11 +106,9 @@ class Inspector:
         argv = (*HOLDERS, roots.proc, roots.dev, ",".join(effect.addresses), *effect.node_paths)
         try:
             child = await self._ask(argv, self._timeouts.holders)
-            lines = _lines_in(child.output())
+            found, blind = _holders_in(child.output())
         except _UnknownError as error:
-            lines = [_Line(blind=str(error))]
-        found = tuple(Holder(line.pid, line.command, line.path) for line in lines if line.pid)
-        blind = tuple(line.blind for line in lines if line.blind)
+            found, blind = (), (str(error),)
         if blind:
             _log.warning("holders-unknown", problem=blind[0], more=len(blind) - 1)
         return found, blind
@@ -194,19 +178,25 @@ def _override_in(output: bytes) -> str | None:
     return None if text in ("(null)", "") else text
 
 
-def _lines_in(output: bytes) -> list[_Line]:
-    """All that the child had to say which looks for holders.
+def _holders_in(output: bytes) -> tuple[tuple[Holder, ...], tuple[str, ...]]:
+    """What the child had to say which looks for holders: who, and why there may be others.
 
     Raises:
         _UnknownError: It did not come to its end.
     """
-    try:
-        lines = _DECODER.decode_lines(output)
-    except msgspec.DecodeError:
-        raise _UnknownError(_one_line(output)) from None
-    if not lines or not lines[-1].done:
-        raise _UnknownError("not all processes could be asked")
-    return lines
+    found: list[Holder] = []
+    blind: list[str] = []
+    for line in output.decode("utf-8", "replace").split("\n"):
+        match line.split("\t"):
+            case ["held", pid, path, command] if pid.isdecimal():
+                found.append(Holder(int(pid), command, path))
+            case ["blind", reason]:
+                blind.append(reason)
+            case ["done"]:
+                return tuple(found), tuple(blind)
+            case _:
+                break
+    raise _UnknownError(_one_line(output) or "it said nothing")
 
 
 def _one_line(output: bytes) -> str:

@@ -25,14 +25,14 @@ import structlog
 from agent.host.files import make_directories
 from agent.host.model import Address
 from agent.vfio import modules, writer
-from agent.vfio.children import PYTHON, Child, Children, started_at
+from agent.vfio.children import Child, Children, program, started_at
 from agent.vfio.inspector import Inspector
 from agent.vfio.model import Effect, Inspect, Result, Step, Watch, Write, Written
 from agent.vfio.roots import Roots, Timeouts
 
 _log = structlog.get_logger()
 
-WRITER: Final = (*PYTHON, writer.__file__)
+WRITER: Final = program(writer)
 
 _AGAIN: Final = 1.0
 """Seconds until what could not be started is tried again."""

@@ -1,7 +1,7 @@
 """The child that touches a device: one system call that may never return, and nothing else.
 
-The agent does not import it but runs it as a script, by its path and with the standard library
-alone: ``python -I -S writer.py VERB …``. No descriptor of the agent leads to it but its output.
+A program of its own (`agent.vfio.children.program`) with the standard library alone, and little of
+that: a few milliseconds. No descriptor of the agent leads to it but its output.
 
 =========================  =======================================================================
 ``write LOCK PATH TEXT``   write TEXT to PATH, in one ``write(2)``

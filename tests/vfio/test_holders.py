@@ -4,7 +4,6 @@
 """
 
 import errno
-import json
 import os
 import stat
 import subprocess
@@ -17,6 +16,7 @@ from typing import Any, Final
 import pytest
 
 from agent.vfio import holders
+from agent.vfio.children import program
 from agent.vfio.holders import (
     MAX_HIDDEN,
     MAX_HOLDERS,
@@ -24,6 +24,7 @@ from agent.vfio.holders import (
     Mounts,
     Nodes,
     blind_spots,
+    printable,
     scan,
 )
 
@@ -32,7 +33,7 @@ NUMBER: Final = os.makedev(1, 7)
 GROUP: Final = "/dev/vfio/12"
 GPU: Final = "0000:03:00.0"
 
-Line = dict[str, object]
+Line = tuple[str, ...]
 
 # --- real processes -------------------------------------------------------------------------------
 
@@ -60,15 +61,13 @@ sys.stdin.read()
 
 def held_by(pid: int, node: str = NODE) -> Line | None:
     """What is found about a process, among all others of this machine."""
-    return next(
-        (line for line in scan("/proc", Nodes("/dev", [GPU], [node])) if line.get("pid") == pid),
-        None,
-    )
+    lines = scan("/proc", Nodes("/dev", [GPU], [node]))
+    return next((line for line in lines if line[:2] == ("held", str(pid))), None)
 
 
 def test_a_process_is_named_with_what_it_holds() -> None:
     with running(OPENS, NODE) as pid:
-        assert held_by(pid) == {"pid": pid, "command": "python", "path": NODE}
+        assert held_by(pid) == ("held", str(pid), NODE, "python")
 
 
 def test_who_holds_another_node_is_no_holder() -> None:
@@ -105,7 +104,7 @@ def test_a_process_may_be_called_anything() -> None:
     with running(script, NODE) as pid:
         line = held_by(pid)
         assert line is not None
-        assert json.loads(json.dumps(line))["command"] == '\\xff\n"}{'
+        assert printable(line[-1]) == '\\xff?"}{'
 
 
 def test_processes_may_end_while_they_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,11 +124,11 @@ def test_processes_may_end_while_they_are_asked(monkeypatch: pytest.MonkeyPatch)
 
 def test_the_script_says_what_the_function_finds() -> None:
     with running(OPENS, NODE) as pid:
-        argv = (sys.executable, "-I", "-S", holders.__file__, "/proc", "/dev", GPU, NODE, GROUP)
-        run = subprocess.run(argv, check=True, capture_output=True)
-        lines = [json.loads(line) for line in run.stdout.splitlines()]
-    assert {"pid": pid, "command": "python", "path": NODE} in lines
-    assert lines[-1] == {"done": True}
+        argv = (*program(holders), "/proc", "/dev", GPU, NODE, GROUP)
+        run = subprocess.run(argv, check=True, capture_output=True, text=True)
+    lines = run.stdout.splitlines()
+    assert f"held\t{pid}\t{NODE}\tpython" in lines
+    assert lines[-1] == "done"
 
 
 @pytest.mark.netns
@@ -137,7 +136,7 @@ def test_a_node_under_another_name_is_known_by_its_number(tmp_path: Path) -> Non
     """Containers have nodes of their own; what they are called is theirs to say."""
     os.mknod(tmp_path / "renderD200", stat.S_IFCHR | 0o666, NUMBER)
     with running(OPENS, tmp_path / "renderD200") as pid:
-        assert held_by(pid) == {"pid": pid, "command": "python", "path": NODE}
+        assert held_by(pid) == ("held", str(pid), NODE, "python")
 
 
 @pytest.mark.netns
@@ -168,8 +167,8 @@ def test_a_process_in_a_container_is_seen_under_the_hosts_pid() -> None:
     before = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
     with running(OPENS, NODE, before=before) as inside:
         assert inside == 1
-        found = [line for line in scan("/proc", Nodes("/dev", [GPU], [NODE])) if "pid" in line]
-        assert [line["command"] for line in found if line["pid"] != 1] == ["python"]
+        found = list(scan("/proc", Nodes("/dev", [GPU], [NODE])))
+    assert [line[-1] for line in found if line[0] == "held" and line[1] != "1"] == ["python"]
 
 
 # --- a /proc that is made up ----------------------------------------------------------------------
@@ -204,7 +203,7 @@ def proc(tmp_path: Path) -> Proc:
 def test_nodes_that_cannot_be_examined_are_known_by_their_path(proc: Proc) -> None:
     proc.process(1, "/dev/dri/card0 (deleted)", "socket:[1]", "anon_inode:[eventfd]")
     proc.process(7, "/dev/null", "/dev/dri/card0")
-    assert proc.scan("/dev/dri/card0") == [{"pid": 7, "command": "vm", "path": "/dev/dri/card0"}]
+    assert proc.scan("/dev/dri/card0") == [("held", "7", "/dev/dri/card0", "vm")]
 
 
 @pytest.mark.parametrize(
@@ -226,7 +225,7 @@ def test_a_device_of_vfio_whose_group_is_closed(
     if fdinfo:
         text = f"pos:\t0\nflags:\t02000002\nvfio-device-syspath: {fdinfo}\n"
         (folder / "fdinfo/0").write_text(text)
-    assert [line["pid"] for line in proc.scan(GROUP)] == [7] * counts
+    assert [line[1] for line in proc.scan(GROUP)] == ["7"] * counts
 
 
 def test_devices_of_vfio_are_none_of_a_function_on_its_own_driver(proc: Proc) -> None:
@@ -244,7 +243,7 @@ def test_processes_that_vanish_are_passed_over(proc: Proc) -> None:
 def test_more_holders_than_anybody_reads_are_not_listed(proc: Proc) -> None:
     for pid in range(1, 2 * MAX_HOLDERS):
         proc.process(pid, NODE)
-    assert [line["pid"] for line in proc.scan(NODE)] == list(range(1, MAX_HOLDERS + 1))
+    assert [int(line[1]) for line in proc.scan(NODE)] == list(range(1, MAX_HOLDERS + 1))
 
 
 @pytest.mark.parametrize(
@@ -268,7 +267,7 @@ def test_a_process_that_cannot_be_examined_is_said(
         return real(path)
 
     monkeypatch.setattr(os, "listdir", refuse)
-    said = {"blind": f"process 7 cannot be examined: {os.strerror(number)}"}
+    said = ("blind", f"process 7 cannot be examined: {os.strerror(number)}")
     assert proc.scan(NODE) == [said] * blind
 
 
@@ -287,7 +286,7 @@ def test_a_holder_is_found_behind_any_number_of_processes_that_hide(
 
     monkeypatch.setattr(os, "listdir", refuse)
     *hidden, holder = proc.scan(NODE)
-    assert holder["pid"] == 100
+    assert holder[:2] == ("held", "100")
     assert len(hidden) == MAX_HIDDEN
 
 
@@ -306,7 +305,7 @@ def test_a_file_that_cannot_be_examined_is_no_node_unless_that_was_refused(
         return real(path, **options)
 
     monkeypatch.setattr(os, "stat", refuse)
-    assert ["blind" in line for line in proc.scan(NODE)] == [True] * blind
+    assert [line[0] for line in proc.scan(NODE)] == ["blind"] * blind
 
 
 MOUNTINFO: Final = """\
