@@ -166,14 +166,23 @@ class Reconciler:
             hints: What may have changed; none when only time has passed.
         """
         started = self._clock()
-        before = self._state
         scope = self._scope(hints, started)
-
-        # Look. Both readings take one thread hop; from here on, facts and files are values.
         try:
-            inventory, disk = await asyncio.to_thread(self._look, scope, before.inventory)
+            return await self._pass(hints, scope, started)
         except (LookError, StoreError) as error:
             return self._blocked(hints, scope, started, error)
+
+    async def _pass(self, hints: Sequence[Hint], scope: Scope, started: float) -> PassReport:
+        """The pass itself.
+
+        Raises:
+            LookError: The host cannot be read.
+            StoreError: The spec directories cannot be read (any more).
+        """
+        before = self._state
+
+        # Look. Both readings take one thread hop; from here on, facts and files are values.
+        inventory, disk = await asyncio.to_thread(self._look, scope, before.inventory)
         if scope.everything:
             self._looked_at_all = started
         self._believes_state = True
@@ -385,12 +394,14 @@ class Reconciler:
     def _blocked(
         self, hints: Sequence[Hint], scope: Scope, started: float, error: AgentError
     ) -> PassReport:
-        """A pass that ended before it began: the host or the spec directory cannot be read.
+        """A pass that came to nothing: the host or the spec directory cannot be read.
 
         The state stays as it was, and the next pass looks at everything: nothing is believed of
         what was not read.
         """
         before = self._state
+        if self._desk is not None:
+            self._desk.begin()  # what was decided before it failed: nobody else would answer
         if error.sentence not in before.problems:
             _log.error("look-failed", problem=error.sentence, hint=error.hint)
         self._state = dataclasses.replace(

@@ -12,8 +12,6 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import ParamSpec
 
-from agent.vfio.journal import Journal, JournalError
-
 from agent.cdi.offers import Policy
 from agent.cdi.parse import parse
 from agent.cdi.profiles import load_builtin
@@ -27,6 +25,7 @@ from agent.reconcile.rules import Layout, Rules, Timing
 from agent.reconcile.state import PassReport, State
 from agent.simulate import Kernel, Uevent, hint_of, stat_plain
 from agent.simulate.serve import WRITER, Server
+from agent.vfio.journal import Journal, JournalError
 from agent.vfio.model import Answer, Durable, Order, Prepare, Release
 from agent.vfio.roots import Roots, Timeouts
 from agent.vfio.state import Deadlines

@@ -12,6 +12,8 @@ import pytest
 import structlog
 
 from agent.cdi.desired import Reason
+from agent.cdi.files import Disk
+from agent.errors import StoreError
 from agent.host.model import Hint, Inventory, Scope
 from agent.host.scan import Scanner
 from agent.reconcile.messages import Reconfigure, Stop
@@ -259,6 +261,28 @@ class TestFailures:
         await rig.step(rig.rules.ready_timeout)
         assert rig.reconciler.ready.is_set()
         assert rig.reconciler.snapshot().problems
+
+    async def test_a_directory_that_cannot_be_read_back_ends_a_pass_and_no_more(
+        self, one_gpu: Rig, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its files are written already, or could not be; the next pass finds out which."""
+        read, readings = one_gpu.store.read, iter((True, False))
+
+        def read_once() -> Disk:
+            if not next(readings):
+                raise StoreError("the directory is gone")
+            return read()
+
+        one_gpu.store.fault = "read-only file system"
+        monkeypatch.setattr(one_gpu.store, "read", read_once)
+        await one_gpu.do(one_gpu.kernel.unplug, B50)
+        report = await one_gpu.step()
+        assert report.problems == ("the directory is gone",)
+        monkeypatch.undo()
+        one_gpu.store.fault = None
+        await one_gpu.step(one_gpu.rules.resync_blind)
+        assert one_gpu.published() == {}
+        assert one_gpu.reconciler.snapshot().problems == ()
 
 
 class TestLog:
