@@ -210,7 +210,8 @@ class Daemon:
         if not sockets and settings.socket is None:
             return {}
         where = sockets or UnixAddress(settings.socket or "", settings.group)
-        return {"control": HttpService("control", api(self), where=where, limits=ORDERS).run()}
+        orders = api(self, proc=self._config.host.proc)
+        return {"control": HttpService("control", orders, where=where, limits=ORDERS).run()}
 
     async def _listen(self, monitor: Monitor) -> None:
         """Read a source for ever; one that cannot be had any more is looked past."""

@@ -100,13 +100,21 @@ class _Request:
     client: str
 
 
-def application(agent: Agent, *, clock: Callable[[], float] = time.monotonic) -> Application:
-    """The application that answers on the control socket."""
+def application(
+    agent: Agent, *, proc: str = "/proc", clock: Callable[[], float] = time.monotonic
+) -> Application:
+    """The application that answers on the control socket.
+
+    Args:
+        agent: What it talks to.
+        proc: Where a claim's owner is looked for.
+        clock: Monotonic seconds.
+    """
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         try:
             request = await _read(scope, receive)
-            status, document = await _Api(agent, clock).answer(request)
+            status, document = await _Api(agent, proc, clock).answer(request)
         except _RefusedError as refused:
             status, document = refused.status, _error("invalid", refused.sentence)
         body = json.dumps(document, indent=2).encode() + b"\n"
@@ -124,8 +132,9 @@ def application(agent: Agent, *, clock: Callable[[], float] = time.monotonic) ->
 class _Api:
     """The routes."""
 
-    def __init__(self, agent: Agent, clock: Callable[[], float]) -> None:
+    def __init__(self, agent: Agent, proc: str, clock: Callable[[], float]) -> None:
         self._agent = agent
+        self._proc = proc
         self._clock = clock
 
     async def answer(self, request: _Request) -> _Reply:
@@ -203,7 +212,7 @@ class _Api:
             raise _RefusedError(400, f"the body is not understood: {error}") from error
         started = None
         if body.owner_pid is not None:
-            started = await asyncio.to_thread(started_at, body.owner_pid)
+            started = await asyncio.to_thread(started_at, body.owner_pid, self._proc)
             if started is None:
                 raise _RefusedError(400, f"there is no process {body.owner_pid} - at `$.owner_pid`")
         return Prepare(

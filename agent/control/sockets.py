@@ -6,6 +6,7 @@ way to say where a port is open to.
 
 import contextlib
 import dataclasses
+import errno
 import ipaddress
 import os
 import shutil
@@ -106,7 +107,7 @@ def bind(address: Address) -> socket.socket:
                 listener.bind(address.path)
                 # Before listen: until then nobody can connect, whatever the mode is.
                 if address.group is not None:
-                    shutil.chown(address.path, group=address.group)
+                    _give_to(address.group, address.path)
                 os.chmod(address.path, UNIX_MODE)
         listener.listen(BACKLOG)
     except BaseException:
@@ -158,6 +159,18 @@ def describe(listener: socket.socket) -> str:
     """Where a socket listens, as `parse_address` reads it."""
     name = listener.getsockname()
     return str(TcpAddress(name[0], name[1]) if isinstance(name, tuple) else UnixAddress(name))
+
+
+def _give_to(group: str, path: str) -> None:
+    """Let the members of a group connect.
+
+    Raises:
+        OSError: There is no such group, or it is not allowed.
+    """
+    try:
+        shutil.chown(path, group=group)
+    except LookupError as error:
+        raise OSError(errno.ENOENT, f"there is no group {group}") from error
 
 
 def _take_over(path: str) -> None:

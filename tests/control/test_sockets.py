@@ -188,3 +188,9 @@ def test_a_descriptor_that_is_no_socket_is_skipped() -> None:
             assert run_with_passed([fd], "metrics", count="2") == "[]\n"
         finally:
             os.close(fd)
+
+
+def test_a_group_that_does_not_exist_is_told_as_any_other_obstacle(tmp_path: Path) -> None:
+    address = UnixAddress(str(tmp_path / "sock"), "no-such-group")
+    with pytest.raises(OSError, match="there is no group no-such-group"):
+        bind(address)
