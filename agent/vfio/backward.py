@@ -15,7 +15,7 @@ from agent.vfio.drive import drive, hung, is_busy, rests
 from agent.vfio.model import Code, Inspection, Move, Problem
 from agent.vfio.moves import Override, goal_back, is_back
 from agent.vfio.problems import problem
-from agent.vfio.state import Claim, FunctionState, Outcome, Phase
+from agent.vfio.state import Claim, Cooling, FunctionState, Outcome, Phase
 from agent.vfio.turn import Absence, Turn
 
 _BREAKS_DRIVERS = frozenset({Code.CHANGED, Code.HUNG, Code.MOVE_FAILED, Code.NOT_PUBLISHED})
@@ -55,6 +55,8 @@ def releasing(turn: Turn, claim: Claim) -> Claim | None:
 
 def freeing(turn: Turn, claim: Claim) -> Claim | None:
     """Nobody may use what has to be unbound; that is waited for, unless it is forced."""
+    if turn.rules.paused and claim.problem is None:
+        return _hinder(turn, claim, problem(Code.PAUSED, "moving devices is paused"))
     if is_busy(turn, claim):
         return claim
     if claim.inspection is None:
@@ -139,6 +141,8 @@ def forgetting(turn: Turn, claim: Claim) -> Claim | None:
 def checking_recovery(turn: Turn, claim: Claim) -> Claim | None:
     """May a stranded function be moved? Nothing has been withdrawn, and it stays a stray so far."""
     obstacle = hung(turn, claim)
+    if turn.rules.paused and not claim.dry_run:
+        obstacle = problem(Code.PAUSED, "moving devices is paused")
     if obstacle is not None:
         return _hinder(turn, claim, obstacle)
     if claim.inspection is None:
@@ -269,8 +273,8 @@ def _give_up_on(claim: Claim, states: list[FunctionState]) -> Claim:
 def _leave(turn: Turn, claim: Claim) -> Claim:
     """All that could be brought back is back: the journal may forget the claim."""
     if claim.problem is not None and claim.problem.code in _BREAKS_DRIVERS:
-        until = turn.now + turn.deadlines.cool_down
-        turn.cooling.update((state.address, until) for state in claim.moving)
+        cooling = Cooling(turn.now + turn.deadlines.cool_down, claim.problem.sentence)
+        turn.cooling.update((state.address, cooling) for state in claim.moving)
     for state in claim.moving:
         if state.problem is not None and not state.gone:
             turn.strand(state, state.problem)

@@ -7,12 +7,13 @@ check finds all that it has to say, so that a dry run can say everything at once
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from agent.host.model import Address, Function, HoldMode, NodeRole, normalise_driver
 from agent.vfio.group import companions, in_the_way, members
-from agent.vfio.model import ANY_DRIVER, Code, Inspection, Prepare, Problem
+from agent.vfio.model import ANY_DRIVER, RECOVERY, Code, Inspection, Prepare, Problem
 from agent.vfio.moves import has_driver
 from agent.vfio.problems import problem
 from agent.vfio.state import Claims, Rules, Seen
@@ -96,6 +97,20 @@ def _drm_target(request: Prepare, function: Function) -> str | None:
     return request.driver or ANY_DRIVER
 
 
+def find_nonsense(request: Prepare) -> tuple[Problem, ...]:
+    """What is wrong with an order whatever the host is like."""
+    found = []
+    if not request.id or request.id.startswith(RECOVERY):
+        found.append(f"a claim cannot be called {request.id!r}")
+    if not request.devices:
+        found.append("the claim names no device")
+    if request.lease is not None and not 0 < request.lease < math.inf:
+        found.append(f"{request.lease} seconds are no lease")
+    if request.mode is HoldMode.DRM and request.named:
+        found.append("a claim in mode drm moves no other function along")
+    return tuple(problem(Code.INVALID, what) for what in found)
+
+
 def find_by_look(case: Case) -> tuple[Problem, ...]:
     """Everything that the look alone has against a claim."""
     return tuple(found for check in BY_LOOK for found in check(case))
@@ -107,16 +122,6 @@ def find_by_inspection(case: Case) -> tuple[Problem, ...]:
 
 
 # --- what the look says ---------------------------------------------------------------------------
-
-
-def _invalid(case: Case) -> Iterator[Problem]:
-    request = case.request
-    if not request.devices:
-        yield problem(Code.INVALID, "the claim names no device")
-    if request.lease is not None and not request.lease > 0:
-        yield problem(Code.INVALID, f"a lease of {request.lease} seconds has ended already")
-    if request.mode is HoldMode.DRM and request.named:
-        yield problem(Code.INVALID, "a claim in mode drm moves no other function along")
 
 
 def _unknown(case: Case) -> Iterator[Problem]:
@@ -171,11 +176,11 @@ def _hung(case: Case) -> Iterator[Problem]:
 
 def _cooling_down(case: Case) -> Iterator[Problem]:
     for each in case.moving:
-        until = case.claims.cooling.get(each.address, case.now)
-        if until > case.now:
-            seconds = f"{until - case.now:.0f} more seconds"
-            what = f"{each.address} could not be moved a moment ago and is left alone for"
-            yield problem(Code.COOLING_DOWN, f"{what} {seconds}")
+        cooling = case.claims.cooling.get(each.address)
+        if cooling is not None and cooling.until > case.now:
+            left = math.ceil(cooling.until - case.now)
+            what = f"{each.address} is left alone for {left} s, since a moment ago"
+            yield problem(Code.COOLING_DOWN, f"{what} {cooling.reason}")
 
 
 def _paused(case: Case) -> Iterator[Problem]:
@@ -290,7 +295,8 @@ def find_holders(inspection: Inspection) -> tuple[Problem, ...]:
     ]
     if not inspection.holders_known and inspection.effect.node_paths:
         nodes = ", ".join(inspection.effect.node_paths)
-        what = f"it cannot be told whether a process holds {nodes} open"
+        why = "; ".join(inspection.blind) or "not every process could be asked in time"
+        what = f"it cannot be told whether a process holds {nodes} open: {why}"
         found.append(problem(Code.HOLDERS_UNKNOWN, what))
     return tuple(found)
 
@@ -302,7 +308,6 @@ def _is_ignored(function: Function, rules: Rules) -> bool:
 _Check = Callable[[Case], Iterator[Problem]]
 
 BY_LOOK: Final[Sequence[_Check]] = (
-    _invalid,
     _unknown,
     _ignored,
     _claimed,

@@ -27,9 +27,9 @@ from typing import Final
 from agent.host.model import Function
 from agent.vfio import backward, forward
 from agent.vfio.drive import take_result
-from agent.vfio.model import Asked, Child, Code, Inspection, Problem, Result, Written
+from agent.vfio.model import RECOVERY, Asked, Child, Code, Inspection, Problem, Result, Written
 from agent.vfio.moves import is_back
-from agent.vfio.orders import OURSELVES, RECOVERY, accept, give_back, recovery
+from agent.vfio.orders import OURSELVES, accept, give_back, recovery
 from agent.vfio.problems import problem
 from agent.vfio.state import (
     THERE,
@@ -151,7 +151,11 @@ def _take(turn: Turn, claim: Claim, result: Written) -> Claim:
 
 def _unwanted(turn: Turn, claim: Claim) -> Problem | None:
     """Why a claim is to be given back though nobody said so."""
-    if claim.record.recovery or claim.phase not in {*THERE, Phase.DONE, Phase.LOST}:
+    if (
+        claim.dry_run
+        or claim.record.recovery
+        or claim.phase not in {*THERE, Phase.DONE, Phase.LOST}
+    ):
         return None
     if claim.id in turn.seen.owners_gone:
         what = f"process {claim.record.request.owner_pid}, the owner of claim {claim.id}, has ended"

@@ -68,7 +68,8 @@ class Prepare:
     owner_started: int | None = None
     """When that process started, as ``/proc/<pid>/stat`` counts: a pid is given out again."""
     dry_run: bool = False
-    """Run every check, change nothing, and answer with what would be moved."""
+    """Run every check, touch no device, and answer with what would be moved. The module of a driver
+    is loaded all the same: there is no other way to know that it can be."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -258,6 +259,9 @@ class Origin:
 
 
 ANY_DRIVER: Final = ""
+
+RECOVERY: Final = "recover:"
+"""How the id of a recovery begins; nobody may ask for a claim with such an id."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

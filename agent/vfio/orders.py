@@ -8,9 +8,10 @@ import dataclasses
 
 from agent.host.model import Function, HoldMode
 from agent.vfio.backward import turn_back
-from agent.vfio.checks import Case, Chosen, choose, find_by_look
+from agent.vfio.checks import Case, Chosen, choose, find_by_look, find_nonsense
 from agent.vfio.model import (
     ANY_DRIVER,
+    RECOVERY,
     Asked,
     Code,
     Identity,
@@ -24,9 +25,6 @@ from agent.vfio.model import (
 from agent.vfio.problems import problem
 from agent.vfio.state import THERE, Claim, FunctionState, Phase, Wants
 from agent.vfio.turn import Turn, wait
-
-RECOVERY = "recover:"
-"""How the id of a recovery begins; no claim may have such an id."""
 
 OURSELVES = "cdi-agent"
 """Who asks for a recovery that nobody asked for."""
@@ -48,10 +46,9 @@ def accept(turn: Turn, asked: Asked) -> None:
 
 def _prepare(turn: Turn, ticket: int, order: Prepare) -> None:
     claim = turn.live.get(order.id)
-    if not order.id or order.id.startswith(RECOVERY):
-        turn.answer(
-            ticket, order.id, problem(Code.INVALID, f"a claim cannot be called {order.id!r}")
-        )
+    nonsense = find_nonsense(order)
+    if nonsense:
+        turn.answer(ticket, order.id, *nonsense)
     elif claim is not None:
         _join(turn, ticket, order, claim)
     else:
@@ -198,7 +195,7 @@ def _recover(turn: Turn, ticket: int, order: Recover) -> None:
     holder = turn.claims.claim_of(address)
     if function is None:
         turn.answer(ticket, key, problem(Code.UNKNOWN_DEVICE, f"{address} does not exist"))
-    elif running is not None:
+    elif running is not None and not order.dry_run:
         running = wait(running, ticket, Wants.GONE)
         turn.live[key] = dataclasses.replace(running, force=running.force or order.force)
     elif holder is not None:

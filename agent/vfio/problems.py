@@ -29,7 +29,7 @@ HINTS: Final[Mapping[Code, str]] = {
     Code.BOOT_DISPLAY: "`--force` takes it all the same, and the console goes dark",
     Code.MANAGED: "let one program move it: take it out of the other's hands first",
     Code.FOREIGN_BINDING: "`--from-vfio` allows to take it, if whoever bound it agrees",
-    Code.COOLING_DOWN: "`cdi-agent explain ADDRESS` says what failed",
+    Code.COOLING_DOWN: "see to what failed, and ask again then",
     Code.PAUSED: "`cdi-agent resume` lets devices be moved again",
     Code.JOURNAL_FAILED: "see to the space and the permissions of the state directory",
     Code.WITHDRAW_FAILED: "see to the space and the permissions of the spec directory",

@@ -234,6 +234,15 @@ class Claim:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Cooling:
+    """A function could not be moved, and is left alone: drivers break of being moved on and on."""
+
+    until: float
+    reason: str
+    """What went wrong."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Claims:
     """All that is known of claims between two passes."""
 
@@ -243,8 +252,8 @@ class Claims:
     strays: Mapping[Address, Stray] = dataclasses.field(default_factory=dict)
     children: Mapping[Address, Child] = dataclasses.field(default_factory=dict)
     """Writes that hang: their functions are *hung*, and nothing is written to them."""
-    cooling: Mapping[Address, float] = dataclasses.field(default_factory=dict)
-    """Until when a function that could not be moved is left alone."""
+    cooling: Mapping[Address, Cooling] = dataclasses.field(default_factory=dict)
+    """Functions that are left alone for a while."""
     serial: int = 0
     """Of the latest ``Inspect``."""
 

@@ -61,7 +61,7 @@ class Turn:
         self.live: dict[str, Claim] = dict(claims.live)
         self.strays: dict[Address, Stray] = dict(claims.strays)
         self.children: dict[Address, Child] = dict(claims.children)
-        self.cooling = {address: until for address, until in claims.cooling.items() if until > now}
+        self.cooling = {a: cooling for a, cooling in claims.cooling.items() if cooling.until > now}
         self._serial = claims.serial
         self._effects: list[Effect] = []
         self._answers: list[Answer] = []

@@ -1,0 +1,513 @@
+"""What is asked for, by whom, how often and for how long; and what somebody else does meanwhile."""
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+
+from agent.host.model import Address, HoldMode
+from agent.vfio.claim import holds
+from agent.vfio.model import (
+    ANY_DRIVER,
+    Answer,
+    Code,
+    Holder,
+    Move,
+    Order,
+    Prepare,
+    Recover,
+    Release,
+    Step,
+)
+from agent.vfio.state import Outcome, Phase, Rules
+from tests.vfio.world import (
+    AUDIO,
+    GPU,
+    OTHER_GPU,
+    RELEASE,
+    SHAPES,
+    Chip,
+    World,
+    audio,
+    does_nothing,
+    hangs,
+)
+
+PREPARE = SHAPES[0].prepare
+VM = Holder(77, "qemu-system-x86", "/dev/vfio/1")
+
+
+def world_of(*chips: Chip) -> World:
+    return World(*(chips or (Chip(GPU), audio())))
+
+
+def ask(world: World, order: Order) -> Answer:
+    return world.answers[world.ask(order)]
+
+
+def codes(answer: Answer) -> list[Code]:
+    return [problem.code for problem in answer.problems]
+
+
+def until(world: World, phase: Phase) -> None:
+    for _ in range(60):
+        world.step()
+        if any(claim.phase is phase for claim in world.claims.live.values()):
+            return
+    message = f"never {phase}"
+    raise AssertionError(message)
+
+
+# --- asked for twice ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "phase", [Phase.CHECKING, Phase.WITHDRAWING, Phase.GUARDING, Phase.MOVING, Phase.PUBLISHING]
+)
+def test_a_repeated_prepare_joins_the_one_that_is_under_way(phase: Phase) -> None:
+    world = world_of()
+    first = world.post(PREPARE)
+    until(world, phase)
+    second = world.post(dataclasses.replace(PREPARE, client="another", devices=(GPU, GPU)))
+    world.run()
+    assert world.answers[first] == dataclasses.replace(world.answers[second], ticket=first)
+    assert world.answers[first].ok
+    assert len(world.writes) == 6
+
+
+@pytest.mark.parametrize("phase", [p for p in list(Phase)[8:13] if p is not Phase.RESTORING])
+def test_a_repeated_release_joins_the_one_that_is_under_way(phase: Phase) -> None:
+    world = world_of()
+    ask(world, PREPARE)
+    first = world.post(RELEASE)
+    until(world, phase)
+    early = world.post(PREPARE)
+    second = world.post(RELEASE)
+    world.run()
+    assert world.answers[first].ok
+    assert world.answers[second].ok
+    assert codes(world.answers[early]) == [Code.ENDING]
+    assert len(world.writes) == 6 + 8
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param(dataclasses.replace(PREPARE, devices=(OTHER_GPU,)), id="device"),
+        pytest.param(dataclasses.replace(PREPARE, mode=HoldMode.DRM), id="mode"),
+        pytest.param(dataclasses.replace(PREPARE, driver="xe-vfio-pci"), id="driver"),
+        pytest.param(dataclasses.replace(PREPARE, named=(AUDIO,)), id="named"),
+    ],
+)
+def test_an_id_means_one_thing(other: Prepare) -> None:
+    world = world_of(Chip(GPU), audio(), Chip(OTHER_GPU, group=2))
+    ask(world, PREPARE)
+    assert codes(ask(world, other)) == [Code.CLAIMED]
+    assert world.claims.live["vm"].record.request == PREPARE
+
+
+@pytest.mark.parametrize(
+    ("order", "sentence"),
+    [
+        (Prepare("", HoldMode.VFIO, (GPU,)), "a claim cannot be called ''"),
+        (Prepare("recover:x", HoldMode.VFIO, (GPU,)), "a claim cannot be called 'recover:x'"),
+        (Prepare("vm", HoldMode.VFIO, ()), "the claim names no device"),
+        (Prepare("vm", HoldMode.VFIO, (GPU,), lease=0), "0 seconds are no lease"),
+        (Prepare("vm", HoldMode.VFIO, (GPU,), lease=float("nan")), "nan seconds are no lease"),
+        (Prepare("vm", HoldMode.VFIO, (GPU,), lease=float("inf")), "inf seconds are no lease"),
+        (
+            Prepare("vm", HoldMode.DRM, (GPU,), named=(AUDIO,)),
+            "a claim in mode drm moves no other function along",
+        ),
+        (Release(f"recover:{GPU}"), f"recover:{GPU} is no claim"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_nonsense_is_refused(order: Order, sentence: str) -> None:
+    """Also for a claim that is in force, which stays as it is."""
+    world = world_of()
+    ask(world, PREPARE)
+    answer = ask(world, order)
+    assert codes(answer) == [Code.INVALID]
+    assert answer.problems[0].sentence == sentence
+    assert world.claims.live["vm"].phase is Phase.DONE
+
+
+# --- given back early -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "phase",
+    [
+        Phase.CHECKING,
+        Phase.WITHDRAWING,
+        Phase.GUARDING,
+        Phase.MOVING,
+        Phase.PUBLISHING,
+        Phase.CONFIRMING,
+    ],
+)
+def test_a_release_of_a_claim_that_is_under_way_turns_it_back(phase: Phase) -> None:
+    """Whoever prepares hears that it was cancelled, and may prepare again at once."""
+    world = world_of()
+    before, published = world.state(), dict(world.specs)
+    first = world.post(PREPARE)
+    until(world, phase)
+    second = world.post(RELEASE)
+    world.run()
+    assert codes(world.answers[first]) == [Code.CANCELLED]
+    assert world.answers[second].ok
+    assert (world.state(), world.specs) == (before, published)
+    assert not world.disk.claims
+    assert ask(world, PREPARE).ok
+
+
+# --- for how long ---------------------------------------------------------------------------------
+
+
+def test_a_claim_is_released_when_its_lease_ends() -> None:
+    world = world_of()
+    before = world.state()
+    began = world.now
+    world.post(dataclasses.replace(PREPARE, lease=60.0))
+    world.run(patience=59)
+    assert world.claims.live
+    world.run(patience=61)
+    assert world.now >= began + 60
+    assert not world.claims.live
+    assert world.state() == before
+    assert [ended.outcome for ended in world.ended] == [Outcome.RELEASED]
+
+
+def test_a_lease_begins_anew_with_each_prepare() -> None:
+    world = world_of()
+    leased = dataclasses.replace(PREPARE, lease=60.0)
+    world.post(leased)
+    world.run(patience=1)
+    for _ in range(3):
+        world.now += 50
+        world.post(leased)
+        world.run(patience=1)
+        assert world.answers[max(world.answers)].ok
+    assert world.disk.claims[0].expires_at == world.now + 60
+    world.post(PREPARE)
+    world.run(patience=600)
+    assert world.claims.live, "whoever prepares last decides"
+
+
+def test_a_lease_goes_on_when_the_agent_is_started_again() -> None:
+    world = world_of()
+    world.post(dataclasses.replace(PREPARE, lease=60.0))
+    world.run(patience=1)
+    began = world.now
+    world.start()
+    world.run(patience=30)
+    assert world.claims.live
+    world.run(patience=300)
+    assert not world.claims.live
+    assert world.now < began + 62
+
+
+def test_a_lease_that_ends_before_the_claim_is_in_force_cancels_it() -> None:
+    world = world_of()
+    before = world.state()
+    world.nodes_never_come = {GPU}
+    answer = ask(world, dataclasses.replace(PREPARE, lease=3.0))
+    assert codes(answer) == [Code.CANCELLED]
+    assert "lease" in answer.problems[0].sentence
+    assert world.state() == before
+
+
+def test_a_claim_is_released_when_its_owner_has_gone() -> None:
+    world = world_of()
+    before = world.state()
+    ask(world, dataclasses.replace(PREPARE, owner_pid=4711))
+    world.owners_gone = frozenset({"another"})
+    world.run()
+    assert world.claims.live
+    world.owners_gone = frozenset({"vm"})
+    world.run()
+    assert not world.claims.live
+    assert world.state() == before
+
+
+# --- lost -----------------------------------------------------------------------------------------
+
+
+def rebound(world: World) -> None:
+    world.chips[GPU].driver, world.chips[GPU].override = "xe", None
+
+
+def rebound_but_marked(world: World) -> None:
+    world.chips[GPU].driver = "xe"
+
+
+def unbound(world: World) -> None:
+    world.chips[GPU].driver = None
+
+
+def replaced(world: World) -> None:
+    world.chips[GPU] = Chip(GPU, inode=8)
+
+
+def pulled_out(world: World) -> None:
+    del world.chips[GPU]
+
+
+@pytest.mark.parametrize(
+    ("change", "left"),
+    [
+        (rebound, {AUDIO}),
+        (rebound_but_marked, {AUDIO, GPU}),
+        (unbound, {AUDIO, GPU}),
+        (replaced, {AUDIO}),
+        (pulled_out, {AUDIO}),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_claim_that_somebody_else_changed_is_lost(
+    change: Callable[[World], None], left: set[Address]
+) -> None:
+    """It is reported and never moved; its release writes nothing, and says what is left of it."""
+    world = world_of()
+    ask(world, PREPARE)
+    change(world)
+    world.run()
+    claim = world.claims.live["vm"]
+    assert claim.phase is Phase.LOST
+    assert claim.problem is not None
+    assert GPU in claim.problem.sentence
+    count = len(world.writes)
+    assert codes(ask(world, PREPARE)) == [Code.LOST]
+    assert codes(ask(world, Recover(AUDIO))) == [Code.CLAIMED]
+    world.start()
+    world.run()
+    assert world.claims.live["vm"].phase is Phase.LOST
+    answer = ask(world, RELEASE)
+    assert set(codes(answer)) == {Code.STRANDED}
+    assert world.stranded == left
+    assert len(world.writes) == count
+    assert ask(world, RELEASE).ok
+    for address in left:
+        assert ask(world, Recover(address)).ok
+    assert not world.stranded
+    assert all(chip.override is None for chip in world.chips.values())
+
+
+def test_what_is_lost_and_back_again_leaves_nothing() -> None:
+    """Somebody brought all of it back by hand: the release forgets it."""
+    world = world_of()
+    before = world.state()
+    ask(world, PREPARE)
+    for address, (driver, override) in before.items():
+        world.chips[address].driver, world.chips[address].override = driver, override
+    world.run()
+    assert world.claims.live["vm"].phase is Phase.LOST
+    assert ask(world, RELEASE).ok
+    assert not world.stranded
+    assert [ended.outcome for ended in world.ended] == [Outcome.FORGOTTEN]
+
+
+def test_another_card_in_the_slot_is_not_held() -> None:
+    world = world_of(Chip(GPU))
+    ask(world, PREPARE)
+    replaced(world)
+    world.run()
+    assert not holds(world.claims)
+    assert world.specs == {GPU: (f"intel.com/gpu={GPU}",)}
+
+
+# --- paused ---------------------------------------------------------------------------------------
+
+
+def test_paused_nothing_is_taken_or_given_back() -> None:
+    world = world_of()
+    before = world.state()
+    ask(world, PREPARE)
+    world.rules = Rules(paused=True)
+    count = len(world.writes)
+    assert codes(ask(world, RELEASE)) == [Code.PAUSED]
+    assert not world.specs, "a withdrawal is not stopped"
+    assert codes(ask(world, RELEASE)) == [Code.PAUSED]
+    assert len(world.writes) == count
+    world.rules = Rules()
+    world.run()
+    assert world.state() == before
+    world.rules = Rules(paused=True)
+    assert set(codes(ask(world, PREPARE))) == {Code.PAUSED}
+    assert ask(world, Prepare("vm", HoldMode.DRM, (GPU,))).ok, "what is there need not be moved"
+
+
+def test_paused_what_fails_is_undone_all_the_same() -> None:
+    world = world_of()
+    before = world.state()
+    world.post(PREPARE)
+    until(world, Phase.MOVING)
+    world.rules = Rules(paused=True)
+    world.faults.append((lambda write: write.step is Step.PROBE, does_nothing))
+
+    def well_again_on_the_way_back() -> None:
+        if any(claim.phase is Phase.RETURNING for claim in world.claims.live.values()):
+            world.faults.clear()
+
+    world.before_pass = well_again_on_the_way_back
+    world.run()
+    assert world.state() == before
+    assert [ended.outcome for ended in world.ended] == [Outcome.UNDONE]
+
+
+def test_paused_a_recovery_waits() -> None:
+    world = stranded()
+    world.rules = Rules(paused=True)
+    assert codes(ask(world, Recover(GPU))) == [Code.PAUSED]
+    assert world.stranded == {GPU}
+    world.rules = Rules()
+    world.run()
+    assert not world.stranded
+
+
+# --- a dry run ------------------------------------------------------------------------------------
+
+
+def test_a_dry_run_says_what_would_be_moved_and_changes_nothing() -> None:
+    world = world_of()
+    before, published = world.state(), dict(world.specs)
+    for _ in range(2):
+        answer = ask(world, dataclasses.replace(PREPARE, dry_run=True))
+        assert answer.ok
+        assert answer.moves == (
+            Move(GPU, "xe", "vfio-pci"),
+            Move(AUDIO, "snd_hda_intel", "vfio-pci", companion=True),
+        )
+    assert (world.state(), world.specs) == (before, published)
+    assert world.claims == dataclasses.replace(world.claims, live={}, strays={})
+    assert not world.disk.claims
+
+
+def test_a_dry_run_says_everything_that_is_wrong_at_once() -> None:
+    world = world_of(Chip(GPU, boot_vga=True), audio())
+    world.managed = {AUDIO: "driverctl"}
+    world.holders = [Holder(12, "Xorg", "/dev/dri/card3")]
+    answer = ask(world, dataclasses.replace(PREPARE, dry_run=True))
+    assert codes(answer) == [Code.BOOT_DISPLAY, Code.MANAGED, Code.IN_USE]
+    assert len(answer.moves) == 2
+
+
+def test_a_dry_run_of_a_live_claim_says_so() -> None:
+    world = world_of()
+    ask(world, PREPARE)
+    assert codes(ask(world, dataclasses.replace(PREPARE, dry_run=True))) == [Code.CLAIMED]
+    other = dataclasses.replace(PREPARE, id="other", dry_run=True)
+    assert set(codes(ask(world, other))) == {Code.CLAIMED}
+
+
+def test_a_dry_run_is_in_nobodys_way() -> None:
+    world = world_of()
+    dry = world.post(dataclasses.replace(PREPARE, dry_run=True))
+    real = world.post(PREPARE)
+    world.run()
+    assert world.answers[dry].moves
+    assert world.answers[real].ok
+
+
+# --- recover --------------------------------------------------------------------------------------
+
+
+def stranded() -> World:
+    """A GPU that could not be brought back: its unbind failed."""
+    world = world_of(Chip(GPU), audio(), Chip(OTHER_GPU, group=2))
+    ask(world, PREPARE)
+    world.faults.append(
+        (lambda write: (write.address, write.step) == (GPU, Step.UNBIND), does_nothing)
+    )
+    assert codes(ask(world, RELEASE)) == [Code.STRANDED]
+    world.faults.clear()
+    assert world.stranded == {GPU}
+    return world
+
+
+def test_a_dry_run_of_recover_says_what_would_be_moved() -> None:
+    world = stranded()
+    count = len(world.writes)
+    answer = ask(world, Recover(GPU, dry_run=True))
+    assert answer.moves == (Move(GPU, "vfio-pci", "xe"),)
+    assert answer.ok
+    assert len(world.writes) == count
+    assert world.stranded == {GPU}
+
+
+def test_recover_refuses_what_is_in_use_unless_forced() -> None:
+    world = stranded()
+    world.holders = [VM]
+    for order in (Recover(GPU, dry_run=True), Recover(GPU), Recover(GPU)):
+        assert codes(ask(world, order)) == [Code.IN_USE]
+        assert world.stranded == {GPU}
+        assert not world.claims.live
+    assert "77" in world.claims.strays[GPU].problem.sentence
+    assert ask(world, Recover(GPU, force=True)).ok
+    assert world.chips[GPU].driver == "xe"
+
+
+def test_recover_of_what_is_where_it_belongs_is_a_success() -> None:
+    world = world_of()
+    assert ask(world, Recover(GPU)).ok
+    assert not world.writes
+
+
+def test_recover_moves_what_is_not_ours_only_if_forced() -> None:
+    """The device goes to the driver that the kernel prefers."""
+    world = world_of(Chip(GPU, driver="vfio-pci", override="vfio-pci"))
+    assert codes(ask(world, Recover(GPU))) == [Code.NOT_STRANDED]
+    assert not world.writes
+    answer = ask(world, Recover(GPU, force=True, dry_run=True))
+    assert answer.moves == (Move(GPU, "vfio-pci", ANY_DRIVER),)
+    for _ in range(2):
+        assert ask(world, Recover(GPU, force=True)).ok
+    assert world.state() == {GPU: ("xe", None)}
+    assert world.specs == {GPU: (f"intel.com/gpu={GPU}",)}
+
+
+def test_recover_of_an_unknown_or_claimed_device_is_refused() -> None:
+    world = world_of()
+    ask(world, PREPARE)
+    assert codes(ask(world, Recover(OTHER_GPU))) == [Code.UNKNOWN_DEVICE]
+    assert codes(ask(world, Recover(AUDIO, force=True))) == [Code.CLAIMED]
+
+
+def test_two_who_recover_wait_for_one_recovery() -> None:
+    world = stranded()
+    first, second = world.post(Recover(GPU)), world.post(Recover(GPU))
+    world.run()
+    assert world.answers[first].ok
+    assert world.answers[second].ok
+    assert [ended.outcome for ended in world.ended][-1:] == [Outcome.RELEASED]
+
+
+def test_a_stray_that_somebody_brought_back_is_stranded_no_more() -> None:
+    """But for the override, which is cleared."""
+    world = stranded()
+    world.chips[GPU].driver = "xe"
+    world.run()
+    assert not world.stranded
+    assert world.state()[GPU] == ("xe", None)
+
+
+def test_a_stray_that_was_pulled_out_is_stranded_no_more() -> None:
+    world = stranded()
+    replaced(world)
+    world.run()
+    assert not world.stranded
+    assert not world.disk.strays
+
+
+def test_a_recovery_that_hangs_is_finished_when_the_kernel_returns() -> None:
+    world = stranded()
+    world.faults.append((lambda write: write.step is Step.PROBE, hangs))
+    assert codes(ask(world, Recover(GPU))) == [Code.HUNG]
+    world.faults.clear()
+    world.start()
+    world.run()
+    world.let_go(GPU)
+    world.run()
+    assert not world.stranded
+    assert world.state()[GPU] == ("xe", None)

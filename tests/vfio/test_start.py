@@ -1,0 +1,203 @@
+"""What becomes of the journal when an agent starts."""
+
+import dataclasses
+
+import msgspec
+import pytest
+
+from agent.vfio.model import Child, Code, Durable, Holder, Recover, Step, Watch, Write
+from agent.vfio.start import start
+from agent.vfio.state import Claims, Outcome, Phase
+from tests.vfio.world import (
+    AUDIO,
+    GPU,
+    OTHER_GPU,
+    RELEASE,
+    SHAPES,
+    Chip,
+    Shape,
+    World,
+    audio,
+    does_nothing,
+)
+
+PREPARE = SHAPES[0].prepare
+VM = Holder(77, "qemu-system-x86", "/dev/vfio/1")
+
+
+def in_force() -> World:
+    world = World(Chip(GPU), audio())
+    world.ask(PREPARE)
+    return world
+
+
+def under_way(phase: Phase) -> World:
+    world = World(Chip(GPU), audio())
+    world.post(PREPARE)
+    while not any(claim.phase is phase for claim in world.claims.live.values()):
+        world.step()
+    return world
+
+
+def stranded() -> World:
+    world = in_force()
+    world.faults.append(
+        (lambda write: (write.address, write.step) == (GPU, Step.UNBIND), does_nothing)
+    )
+    world.ask(RELEASE)
+    world.faults.clear()
+    assert world.stranded == {GPU}
+    return world
+
+
+def test_without_a_journal_there_are_no_claims() -> None:
+    """And what somebody else put on VFIO is no business of ours."""
+    world = World(Chip(GPU, driver="vfio-pci", override="vfio-pci"))
+    world.start()
+    world.run()
+    assert not world.claims.live
+    assert not world.stranded
+    assert not world.writes
+    assert world.specs == {GPU: (f"intel.com/gpu-vfio={GPU}",)}
+
+
+def test_a_claim_in_force_stays_in_force() -> None:
+    """Its names, its age and its entry are as they were; nothing is written."""
+    world = in_force()
+    record, count, published = world.disk.claims[0], len(world.writes), dict(world.specs)
+    world.now += 50
+    world.start()
+    world.run()
+    assert world.disk.claims == (record,)
+    assert world.claims.live["vm"].record.since < world.now - 49
+    assert len(world.writes) == count
+    assert world.specs == published
+    assert world.answers[world.ask(PREPARE)].names == record.names
+
+
+def test_a_claim_in_force_whose_device_somebody_moved_meanwhile_is_lost() -> None:
+    world = in_force()
+    world.chips[GPU].driver = "xe"
+    world.start()
+    world.run()
+    assert world.claims.live["vm"].phase is Phase.LOST
+
+
+@pytest.mark.parametrize(
+    "phase", [Phase.WITHDRAWING, Phase.GUARDING, Phase.MOVING, Phase.PUBLISHING]
+)
+def test_a_claim_that_was_under_way_is_undone(phase: Phase) -> None:
+    world = under_way(phase)
+    assert world.disk.claims
+    world.start()
+    assert world.claims.live["vm"].problem is not None
+    assert world.claims.live["vm"].problem.code is Code.INTERRUPTED
+    world.run()
+    assert [ended.outcome for ended in world.ended] == [Outcome.UNDONE]
+    assert world.state() == {GPU: ("xe", None), AUDIO: ("snd_hda_intel", None)}
+    assert not world.disk.claims
+    assert world.answers[world.ask(PREPARE)].ok, "it need not cool down"
+
+
+@pytest.mark.parametrize("shape", [pytest.param(s, id=s.id) for s in SHAPES])
+def test_a_claim_of_an_earlier_boot_is_void(shape: Shape) -> None:
+    world = World(*shape.chips())
+    world.ask(shape.prepare)
+    records, count = world.disk.claims, len(world.writes)
+    world.reboot()
+    started = start(world.disk, world.look(), boot_id=world.boot_id, now=world.now)
+    assert started.voided == records
+    assert started.claims == Claims(boot_id="next-boot")
+    world.start()
+    world.run()
+    assert not world.claims.live
+    assert not world.stranded
+    assert len(world.writes) == count
+    assert world.disk == Durable("next-boot")
+
+
+def test_what_was_stranded_is_tried_once_more() -> None:
+    world = stranded()
+    world.start()
+    world.run()
+    assert not world.stranded
+    assert world.state()[GPU] == ("xe", None)
+    assert not world.disk.strays
+
+
+def test_what_is_stranded_and_in_use_stays_so() -> None:
+    world = stranded()
+    world.holders = [VM]
+    count = len(world.writes)
+    world.start()
+    world.run()
+    assert world.stranded == {GPU}
+    assert world.claims.strays[GPU].problem.code is Code.IN_USE
+    assert len(world.writes) == count
+    assert not world.claims.live
+    world.holders = []
+    assert world.answers[world.ask(Recover(GPU))].ok
+
+
+def test_what_is_stranded_is_forgotten_with_its_boot() -> None:
+    world = stranded()
+    world.reboot()
+    world.start()
+    world.run()
+    assert not world.stranded
+
+
+def test_a_broken_journal_is_not_the_same_as_no_claims() -> None:
+    """Devices on VFIO are of unknown origin then, moved by nothing but `recover`."""
+    world = in_force()
+    world.chips[OTHER_GPU] = Chip(OTHER_GPU, driver="vfio-pci", group=2)
+    count = len(world.writes)
+    for damaged in (True, False):
+        world.start(damaged=damaged)
+        world.run()
+        assert world.stranded == {GPU, AUDIO, OTHER_GPU}
+        assert not world.claims.live
+        assert len(world.writes) == count
+        assert not any(stray.origin.known for stray in world.disk.strays)
+        assert "the journal was lost" in world.claims.strays[GPU].problem.sentence
+    for address in (GPU, AUDIO):
+        assert world.answers[world.ask(Recover(address))].ok
+    assert world.state()[GPU] == ("xe", None)
+    assert world.state()[AUDIO] == ("snd_hda_intel", None)
+    world.chips[OTHER_GPU].driver = "xe"
+    world.run()
+    assert not world.stranded, "somebody brought back the last one"
+
+
+def test_a_child_that_still_writes_is_waited_for() -> None:
+    """An earlier agent left it: of the journal, or found among the processes."""
+    write = Write("vm", GPU, Step.UNBIND, GPU)
+    child = Child(write, 4711, 99)
+    other = Child(dataclasses.replace(write, address=AUDIO, value=AUDIO), 4712)
+    journal = Durable("this-boot", children=(child,))
+    look = World(Chip(GPU), audio()).look()
+    started = start(journal, look, boot_id="this-boot", now=0.0, children=[other])
+    assert started.effects == (Watch(child), Watch(other))
+    assert started.claims.children == {GPU: child, AUDIO: other}
+    started = start(journal, look, boot_id="this-boot", now=0.0, damaged=True, children=[other])
+    assert started.effects == (Watch(other),)
+    started = start(journal, look, boot_id="next-boot", now=0.0)
+    assert not started.effects, "no process survives a boot"
+
+
+@pytest.mark.parametrize("shape", [pytest.param(s, id=s.id) for s in SHAPES])
+def test_what_the_journal_keeps_can_be_written_and_read(shape: Shape) -> None:
+    """All of it, in every state, as JSON; a claim in force is the same after it."""
+    world = World(*shape.chips())
+    found = set()
+    world.before_pass = lambda: found.add(world.disk)
+    world.ask(shape.prepare)
+    world.faults.append((lambda _write: True, does_nothing))
+    world.ask(RELEASE)
+    found.add(world.disk)
+    assert len(found) > 3
+    for durable in found:
+        read = msgspec.json.decode(msgspec.json.encode(durable), type=Durable, strict=True)
+        assert read == durable
+        again = start(read, world.look(), boot_id=durable.boot_id, now=world.now)
+        assert again.claims.durable == durable
