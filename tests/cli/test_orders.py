@@ -1,0 +1,147 @@
+"""The commands that talk to an agent: what they ask, and how they tell what they were answered."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import structlog
+
+from agent.cli import execute
+from agent.control.api import application
+from agent.control.server import HttpService
+from agent.control.sockets import UnixAddress, bind
+from agent.errors import ExitCode
+from agent.host.model import HoldMode
+from agent.vfio.model import Answer, Code, Move, Prepare, Problem, Recover, Release
+from tests.control.fake_agent import NAME, A, B, FakeAgent
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[FakeAgent]:
+    """An agent that answers on a control socket, in a loop of another thread."""
+    # The agent's log would go to the same output as the command's.
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    fake = FakeAgent()
+    listener = bind(UnixAddress(str(tmp_path / "control.sock")))
+    loop = asyncio.new_event_loop()
+    app = application(fake, clock=lambda: 130.0)
+
+    async def serve() -> None:
+        await HttpService("control", app, where=[listener]).run()
+
+    task = loop.create_task(serve())
+    thread = threading.Thread(target=loop.run_until_complete, args=(asyncio.wait([task]),))
+    thread.start()
+    yield fake
+    loop.call_soon_threadsafe(task.cancel)
+    thread.join()
+    loop.run_until_complete(loop.shutdown_default_executor())
+    loop.close()
+    structlog.reset_defaults()
+
+
+@pytest.fixture
+def run(agent: FakeAgent, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run a command against that agent: its exit code, output and errors."""
+    config = tmp_path / "config.yaml"
+    config.write_text(f"control: {{socket: {tmp_path}/control.sock}}\n")
+
+    def run(*argv: str) -> tuple[int, str, str]:
+        code = execute([*argv, "-c", str(config)])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def test_claim_prints_the_names_under_which_the_devices_are_published(
+    run: Run, agent: FakeAgent
+) -> None:
+    assert run("claim", "vm", "03:00.0", "--lease", "60") == (0, f"{NAME}\n", "")
+    (order,) = agent.orders
+    assert isinstance(order, Prepare)
+    assert (order.id, order.mode, order.devices, order.lease) == ("vm", HoldMode.VFIO, (A,), 60)
+
+
+def test_a_dry_run_says_what_would_be_moved(run: Run, agent: FakeAgent) -> None:
+    moves = (Move(A, "xe", "vfio-pci"), Move(B, None, "vfio-pci", companion=True))
+    agent.reply = Answer(1, "vm", moves=moves)
+    assert run("claim", "vm", "03:00.0", "--dry-run") == (
+        0,
+        f"{A}: xe -> vfio-pci\n{B}: no driver -> vfio-pci (moves along)\n",
+        "",
+    )
+
+
+@pytest.mark.parametrize(
+    ("retryable", "code"), [(True, ExitCode.TEMPORARY), (False, ExitCode.FAILURE)]
+)
+def test_a_refusal_is_a_sentence_a_hint_and_a_code(
+    run: Run, agent: FakeAgent, *, retryable: bool, code: ExitCode
+) -> None:
+    problem = Problem(Code.IN_USE, "pid 7 (vm) has /dev/dri/card0 open", "stop it", retryable)
+    agent.reply = Answer(1, "vm", problems=(problem,))
+    got, out, err = run("claim", "vm", "03:00.0")
+    assert (got, out) == (code, "")
+    assert err == ("cdi-agent: pid 7 (vm) has /dev/dri/card0 open (in-use)\n  hint: stop it\n")
+
+
+def test_release_and_recover_ask_for_what_they_say(run: Run, agent: FakeAgent) -> None:
+    assert run("release", "vm", "--force")[0] == 0
+    assert run("recover", A, "--dry-run")[0] == 0
+    release, recover = agent.orders
+    assert isinstance(release, Release)
+    assert isinstance(recover, Recover)
+    assert (release.id, release.force) == ("vm", True)
+    assert (recover.address, recover.dry_run, recover.force) == (A, True, False)
+
+
+def test_claims_shows_who_holds_what_and_what_is_left_behind(run: Run) -> None:
+    _, out, _ = run("claims")
+    header, claim, *rest = out.splitlines()
+    assert header.split() == ["ID", "MODE", "PHASE", "AGE", "CLIENT", "FUNCTIONS"]
+    assert claim.split() == ["vm", "vfio", "done", "30s", "pid", "7,", "uid", "0", B]
+    assert f"stranded: {B} on vfio-pci: it did not come back" in rest
+    assert f"hung: a write (unbind) to {A} has not returned" in rest
+
+
+@pytest.mark.parametrize("verb", ["pause", "resume"])
+def test_pause_and_resume(run: Run, agent: FakeAgent, verb: str) -> None:
+    assert run(verb) == (0, "", "")
+    assert agent.paused is (verb == "pause")
+
+
+def test_status_is_a_few_lines_and_a_code(run: Run) -> None:
+    code, out, _ = run("status")
+    assert code == 0
+    assert out.startswith("cdi-agent 1: healthy\n")
+    assert "intel.com/gpu: 1" in out
+
+
+def test_explain_says_what_is_known_of_a_function(run: Run) -> None:
+    code, out, _ = run("explain", B)
+    assert code == 0
+    assert "claim vm: the claim is in force" in out
+    assert "withheld: intel.com/gpu (held): claim vm holds it" in out
+
+
+@pytest.mark.parametrize("command", ["status", "claims"])
+def test_json_is_what_the_socket_says(run: Run, command: str) -> None:
+    code, out, _ = run(command, "-o", "json")
+    assert code == 0
+    assert out.startswith("{")
+
+
+def test_without_an_agent_one_sentence_and_a_hint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(f"control: {{socket: {tmp_path}/none.sock}}\n")
+    assert execute(["status", "-c", str(config)]) == ExitCode.UNAVAILABLE
+    err = capsys.readouterr().err
+    assert err.startswith(f"cdi-agent: no agent answers at {tmp_path}/none.sock: ")
+    assert "hint: systemctl status cdi-agent" in err

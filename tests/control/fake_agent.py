@@ -1,0 +1,76 @@
+"""An agent that has something of everything, and remembers what it is asked."""
+
+from typing import Any
+
+from agent.cdi.offers import Reason, Withheld
+from agent.cdi.spec import Kind
+from agent.host.model import Address, Function, HoldMode, Inventory
+from agent.reconcile.state import State
+from agent.vfio.model import (
+    Answer,
+    Child,
+    Code,
+    Identity,
+    Order,
+    Origin,
+    Prepare,
+    Problem,
+    Record,
+    Step,
+    Stray,
+    Write,
+)
+from agent.vfio.state import Claim, Claims, FunctionState, Phase
+
+A, B = Address("0000:03:00.0"), Address("0000:04:00.0")
+GPU = Kind("intel.com/gpu")
+NAME = "intel.com/gpu-vfio=0000-03-00-0-0xe212"
+
+
+def function(address: Address, driver: str | None) -> Function:
+    return Function(
+        address, f"/devices/pci0000:00/{address}", 0x8086, 0xE212, 0x030000, driver=driver
+    )
+
+
+def state() -> State:
+    """One device published, one claimed and in force, one stranded, one hung."""
+    identity = Identity.of(function(B, "vfio-pci"))
+    origin = Origin(B, identity, "xe", None, "vfio-pci")
+    request = Prepare("vm", HoldMode.VFIO, (B,), client="pid 7, uid 0", lease=60)
+    record = Record(request, (origin,), done=True, names=(NAME,), since=100.0, expires_at=160.0)
+    stray = Stray(origin, Problem(Code.STRANDED, "it did not come back", "look"), "vfio-pci")
+    write = Write("vm", A, Step.UNBIND, A)
+    return State(
+        inventory=Inventory(functions={A: function(A, "xe"), B: function(B, "vfio-pci")}),
+        published={(GPU, A): "0000-03-00-0-0xe212"},
+        withheld=(Withheld(B, GPU, Reason.HELD, "claim vm holds it"),),
+        claims=Claims(
+            live={"vm": Claim(record, (FunctionState(origin),), phase=Phase.DONE)},
+            strays={B: stray},
+            children={A: Child(write, 99)},
+        ),
+        passes=3,
+    )
+
+
+class FakeAgent:
+    """An agent that remembers what it was asked, and answers what the test wants."""
+
+    def __init__(self) -> None:
+        self.orders: list[Order] = []
+        self.paused: bool | None = None
+        self.reply = Answer(1, "vm", names=(NAME,))
+
+    def snapshot(self) -> State:
+        return state()
+
+    async def submit(self, order: Order) -> Answer:
+        self.orders.append(order)
+        return self.reply
+
+    def pause(self, *, paused: bool) -> None:
+        self.paused = paused
+
+    def overview(self) -> dict[str, Any]:
+        return {"version": "1", "healthy": True, "problems": [], "ready": True, "sources": {}}

@@ -1,0 +1,231 @@
+"""The control socket over a real one: orders, questions, and everything that is not understood."""
+
+import asyncio
+import dataclasses
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.control.api import application
+from agent.control.client import UnreachableError, call
+from agent.control.http import Limits
+from agent.control.server import HttpService
+from agent.control.sockets import UnixAddress, bind
+from agent.host.model import HoldMode
+from agent.vfio.children import started_at
+from agent.vfio.model import Answer, Code, Move, Prepare, Problem, Recover, Release
+from tests.control.fake_agent import NAME, A, B, FakeAgent
+
+
+@dataclasses.dataclass
+class Socket:
+    agent: FakeAgent
+    path: str
+
+    async def call(
+        self, method: str, route: str, body: object = None
+    ) -> tuple[int, dict[str, Any]]:
+        return await asyncio.to_thread(call, self.path, method, route, body)
+
+
+@pytest.fixture
+async def control(tmp_path: Path) -> AsyncIterator[Socket]:
+    agent = FakeAgent()
+    path = str(tmp_path / "control.sock")
+    app = application(agent, clock=lambda: 130.0)
+    limits = Limits(request_bytes=131_072)
+    listener = await asyncio.to_thread(bind, UnixAddress(path))
+    service = HttpService("control", app, where=[listener], limits=limits)
+    task = asyncio.create_task(service.run())
+    yield Socket(agent, path)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+class TestQuestions:
+    async def test_status(self, control: Socket) -> None:
+        status, document = await control.call("GET", "/v1/status")
+        assert status == 200
+        assert document["published"] == {"intel.com/gpu": 1}
+        assert (document["claims"], document["stranded"], document["hung"]) == (1, [B], [A])
+
+    async def test_devices_with_the_reason_of_each_that_is_not_published(
+        self, control: Socket
+    ) -> None:
+        _, document = await control.call("GET", "/v1/devices")
+        assert [(d["address"], d["state"], d["reason"]) for d in document["devices"]] == [
+            (A, "published", None),
+            (B, "withheld", "held"),
+        ]
+
+    async def test_claims_with_age_client_and_state(self, control: Socket) -> None:
+        _, document = await control.call("GET", "/v1/claims")
+        (claim,) = document["claims"]
+        assert claim["id"] == "vm"
+        assert claim["phase"] == "done"
+        assert claim["client"] == "pid 7, uid 0"
+        assert (claim["age_seconds"], claim["expires_in_seconds"]) == (30.0, 30.0)
+        (held,) = claim["functions"]
+        assert (held["address"], held["driver"], held["came_from"]) == (B, "vfio-pci", "xe")
+        assert document["stranded"][0]["code"] == "stranded"
+        assert document["hung"] == [{"address": A, "step": "unbind", "pid": 99}]
+
+    async def test_explain_says_all_of_a_function(self, control: Socket) -> None:
+        _, document = await control.call("GET", f"/v1/explain/{B}")
+        assert document["claim"]["id"] == "vm"
+        assert document["stranded"]["sentence"] == "it did not come back"
+
+    async def test_explain_of_what_is_not_there(self, control: Socket) -> None:
+        status, document = await control.call("GET", "/v1/explain/0000:99:00.0")
+        assert (status, document["problems"][0]["code"]) == (404, "unknown-device")
+
+
+class TestOrders:
+    async def test_prepare_has_every_word_of_its_body(self, control: Socket) -> None:
+        status, document = await control.call(
+            "PUT",
+            "/v1/claims/vm-1",
+            {
+                "devices": ["03:00.0", "intel.com/gpu=0000-03-00-0-0xe212"],
+                "mode": "drm",
+                "named": [str(B)],
+                "driver": "xe-vfio-pci",
+                "force": True,
+                "from_vfio": True,
+                "dry_run": True,
+                "lease": 60,
+                "owner_pid": os.getpid(),
+            },
+        )
+        assert (status, document["names"]) == (200, [NAME])
+        (order,) = control.agent.orders
+        assert order == Prepare(
+            "vm-1",
+            HoldMode.DRM,
+            (A, A),
+            client=f"pid {os.getpid()}, uid {os.getuid()}",
+            force=True,
+            named=(B,),
+            driver="xe-vfio-pci",
+            from_vfio=True,
+            lease=60,
+            owner_pid=os.getpid(),
+            owner_started=started_at(os.getpid()),
+            dry_run=True,
+        )
+
+    async def test_release_and_recover(self, control: Socket) -> None:
+        client = f"pid {os.getpid()}, uid {os.getuid()}"
+        await control.call("DELETE", "/v1/claims/vm?force=true")
+        await control.call("POST", f"/v1/recover/{A}?dry_run=true")
+        assert control.agent.orders == [
+            Release("vm", client=client, force=True),
+            Recover(A, client=client, dry_run=True),
+        ]
+
+    @pytest.mark.parametrize("verb", ["pause", "resume"])
+    async def test_pause_and_resume(self, control: Socket, verb: str) -> None:
+        assert (await control.call("POST", f"/v1/{verb}"))[0] == 200
+        assert control.agent.paused is (verb == "pause")
+
+    @pytest.mark.parametrize(
+        ("code", "status"),
+        [(Code.IN_USE, 409), (Code.UNKNOWN_DEVICE, 404), (Code.INVALID, 400), (Code.CLAIMED, 409)],
+    )
+    async def test_a_refusal_has_its_code_sentence_and_hint(
+        self, control: Socket, code: Code, status: int
+    ) -> None:
+        problem = Problem(code, "no", "do this", retryable=True)
+        control.agent.reply = Answer(1, "vm", problems=(problem,), moves=(Move(A, "xe", None),))
+        got, document = await control.call("PUT", "/v1/claims/vm", {"devices": [str(A)]})
+        assert got == status
+        assert document["problems"] == [
+            {"code": code.value, "sentence": "no", "hint": "do this", "retryable": True}
+        ]
+
+
+class TestNotUnderstood:
+    @pytest.mark.parametrize(
+        ("method", "route", "body", "status", "word"),
+        [
+            pytest.param("GET", "/", None, 404, "path", id="root"),
+            pytest.param("GET", "/v2/status", None, 404, "path", id="another version"),
+            pytest.param("GET", "/v1/claims/vm/x", None, 404, "path", id="too deep"),
+            pytest.param("DELETE", "/v1/status", None, 405, "DELETE", id="method"),
+            pytest.param("PUT", "/v1/claims/vm", None, 400, "body", id="no body"),
+            pytest.param("PUT", "/v1/claims/vm", [], 400, "object", id="a list"),
+            pytest.param("PUT", "/v1/claims/vm", {}, 400, "devices", id="no devices"),
+            pytest.param("PUT", "/v1/claims/vm", {"devices": []}, 400, "$.devices", id="none"),
+            pytest.param(
+                "PUT", "/v1/claims/vm", {"devices": [1]}, 400, "$.devices[0]", id="a number"
+            ),
+            pytest.param(
+                "PUT", "/v1/claims/vm", {"devices": ["gpu0"]}, 400, "$.devices[0]", id="no address"
+            ),
+            pytest.param(
+                "PUT",
+                "/v1/claims/vm",
+                {"devices": ["03:00.0"], "colour": 1},
+                400,
+                "colour",
+                id="unknown field",
+            ),
+            pytest.param(
+                "PUT",
+                "/v1/claims/vm",
+                {"devices": ["03:00.0"], "lease": -1},
+                400,
+                "$.lease",
+                id="negative lease",
+            ),
+            pytest.param(
+                "PUT",
+                "/v1/claims/vm",
+                {"devices": ["03:00.0"], "driver": "../x"},
+                400,
+                "$.driver",
+                id="a driver that is a path",
+            ),
+            pytest.param(
+                "PUT",
+                "/v1/claims/vm",
+                {"devices": ["03:00.0"], "owner_pid": 2**31 - 1},
+                400,
+                "$.owner_pid",
+                id="no such owner",
+            ),
+            pytest.param(
+                "PUT", "/v1/claims/a%2Fb", {"devices": ["03:00.0"]}, 400, "id", id="id with a slash"
+            ),
+            pytest.param("DELETE", "/v1/claims/vm?force=yes", None, 400, "force", id="flag"),
+            pytest.param("POST", "/v1/recover/gpu0", None, 400, "gpu0", id="recover no address"),
+            pytest.param("GET", "/v1/explain/%FF", None, 400, "address", id="path no text"),
+        ],
+    )
+    async def test_one_clear_sentence_and_nothing_is_done(
+        self,
+        control: Socket,
+        method: str,
+        route: str,
+        body: object,
+        status: int,
+        word: str,
+    ) -> None:
+        got, document = await control.call(method, route, body)
+        assert got == status
+        (problem,) = document["problems"]
+        assert word in problem["sentence"]
+        assert control.agent.orders == []
+
+    async def test_a_body_that_is_too_large_is_not_read(self, control: Socket) -> None:
+        body = {"devices": ["03:00.0"], "driver": "x" * 70_000}
+        assert (await control.call("PUT", "/v1/claims/vm", body))[0] == 413
+        assert control.agent.orders == []
+
+
+async def test_a_client_without_an_agent_says_so(tmp_path: Path) -> None:
+    with pytest.raises(UnreachableError, match="no agent answers at"):
+        await asyncio.to_thread(call, str(tmp_path / "none.sock"), "GET", "/v1/status")
