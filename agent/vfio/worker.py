@@ -139,7 +139,7 @@ class Worker:
     async def _hang(self, effect: Write, child: Child) -> None:
         """Report a write that does not come back, and wait until it has, if it ever does."""
         started = await asyncio.to_thread(started_at, child.pid)
-        begun = child.output() == writer.BEGUN
+        begun = child.output().endswith(writer.BEGUN)
         child.kill()
         what = {"function": effect.address, "step": effect.step.value, "claim": effect.claim}
         _log.error(

@@ -76,8 +76,12 @@ def main(arguments: list[str], write: Write = write_once) -> None:
 
 
 def parse(output: bytes) -> tuple[int, bytes] | None:
-    """Read the output of such a child that has ended: errno and content; None if it is none."""
-    code, newline, content = output.removeprefix(BEGUN).partition(b"\n")
+    """Read the output of such a child that has ended: errno and content; None if it is none.
+
+    An interpreter that is not quite well says so before anything else; that is passed over.
+    """
+    before, begun, after = output.partition(BEGUN)
+    code, newline, content = (after if begun else before).partition(b"\n")
     return (int(code), content) if newline and code.isdigit() else None
 
 

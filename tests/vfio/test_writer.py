@@ -123,6 +123,19 @@ def test_an_output_that_is_none_says_nothing(output: bytes) -> None:
     assert writer.parse(output) is None
 
 
+@pytest.mark.parametrize(
+    ("output", "answer"),
+    [
+        pytest.param(b"begun\n16\n", (16, b""), id="refused"),
+        pytest.param(b"begun\n0\nbegun\n1\n", (0, b"begun\n1\n"), id="any content"),
+        pytest.param(b"Could not find libraries\nbegun\n0\n", (0, b""), id="a complaint"),
+        pytest.param(b"30\n", (30, b""), id="no lock"),
+    ],
+)
+def test_an_output_is_errno_and_content(output: bytes, answer: tuple[int, bytes]) -> None:
+    assert writer.parse(output) == answer
+
+
 # --- the lock -------------------------------------------------------------------------------------
 
 
