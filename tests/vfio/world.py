@@ -178,6 +178,8 @@ class World:
         self.wake_at: float | None = None
         self._tickets = 0
         self._journal_problem = ""
+        self._looked_at: tuple[object, ...] = ()
+        self._look = Inventory()
         self.publish()
 
     # --- what a person does -----------------------------------------------------------------------
@@ -246,7 +248,7 @@ class World:
         raise AssertionError(message)
 
     def _surroundings(self) -> tuple[object, ...]:
-        return dict(self.specs), self.disk, self._journal_problem, self.look()
+        return dict(self.specs), self.disk, self._journal_problem, self._facts()
 
     def step(self) -> None:
         """One pass, in the order that the reconciler keeps."""
@@ -338,15 +340,28 @@ class World:
         return all(other.on_vfio or other.driver is None for other in group)
 
     def look(self) -> Inventory:
-        """What sysfs says."""
-        return Inventory(
-            functions={
-                address: chip.function()
-                for address, chip in self.chips.items()
-                if address not in self.unread
-            },
-            dropped=dict.fromkeys(self.unread, "it changes all the time"),
-            environment=Environment(iommu=any(c.group is not None for c in self.chips.values())),
+        """What sysfs says; the same one as long as nothing has changed, to save time."""
+        facts = self._facts()
+        if facts != self._looked_at:
+            self._looked_at = facts
+            self._look = Inventory(
+                functions={
+                    address: chip.function()
+                    for address, chip in self.chips.items()
+                    if address not in self.unread
+                },
+                dropped=dict.fromkeys(self.unread, "it changes all the time"),
+                environment=Environment(
+                    iommu=any(c.group is not None for c in self.chips.values())
+                ),
+            )
+        return self._look
+
+    def _facts(self) -> tuple[object, ...]:
+        """All that a look depends on and that can change."""
+        return (
+            frozenset(self.unread),
+            *((c.address, c.driver, c.group, c.inode, c.virtfns) for c in self.chips.values()),
         )
 
     # --- effects ----------------------------------------------------------------------------------
