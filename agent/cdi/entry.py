@@ -1,11 +1,10 @@
 """One function and one profile: its entry, or why it has none.
 
-Pure, and by the function's own facts and the shared nodes alone, so that the result can be kept
-as long as those stay the same. What other functions have to say about it is ``cdi.desired``'s.
+Pure, and by the function's own facts and the shared nodes alone. What other functions have to say
+about it is ``cdi.desired``'s.
 """
 
 import dataclasses
-import functools
 from collections.abc import Iterable
 from typing import Final
 
@@ -43,8 +42,10 @@ class Refusal:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Case:
-    """What is clear of a function and a profile before its nodes are looked at."""
+    """A function and one of its profiles, and what is clear before its nodes are looked at."""
 
+    function: Function
+    profile: Profile
     on_vfio: bool
     kind: Kind
     """The kind in which it would be published as it is driven now."""
@@ -54,11 +55,12 @@ class Case:
     """Paths of the nodes of no single function that its entry may give."""
 
 
-@functools.lru_cache(maxsize=2048)
 def case_of(function: Function, profile: Profile) -> Case:
     """Tell what a profile would make of a function."""
     on_vfio = function.on_vfio
     return Case(
+        function=function,
+        profile=profile,
         on_vfio=on_vfio,
         kind=(profile.vfio_kind if on_vfio else None) or profile.own_kind,
         name=_name(function, profile, on_vfio=on_vfio),
@@ -81,19 +83,15 @@ def _name(function: Function, profile: Profile, *, on_vfio: bool) -> str | None:
             return f"{place}-0x{function.device:04x}"
 
 
-@functools.lru_cache(maxsize=2048)
-def offer_of(
-    function: Function,
-    profile: Profile,
-    name: str,
-    shared: tuple[Node | None, ...],
-) -> Offer | Refusal:
+def offer_of(case: Case, name: str, shared: tuple[Node | None, ...]) -> Offer | Refusal:
     """Offer a function by its own facts and the shared nodes, or say why not.
 
     Args:
-        shared: The nodes at the paths of its ``Case``, in that order.
+        case: The function and the profile.
+        name: What it is called.
+        shared: The nodes at the paths that the case names, in that order.
     """
-    case = case_of(function, profile)
+    function, profile = case.function, case.profile
     given = (_on_vfio if case.on_vfio else _on_own_driver)(function, profile, shared)
     if isinstance(given, Refusal):
         return given

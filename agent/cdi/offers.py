@@ -1,10 +1,10 @@
-"""What ``desired`` results in: offers, and what is withheld with the reason. Pure; only types."""
+"""What ``desired`` decides: offers, and what is withheld with the reason. Pure; only types."""
 
 import dataclasses
 import enum
 
 from agent.cdi.spec import Device, Kind
-from agent.host.model import Address, DeviceNumber, Node
+from agent.host.model import Address, DeviceNumber, Node, address_order
 
 
 class Reason(enum.StrEnum):
@@ -76,6 +76,14 @@ class Offer:
     """Nodes that udev's database does not have yet."""
     in_all: bool = False
     """Whether ``all`` includes it: on its own driver, no VF, not claimed."""
+    key: tuple[Kind, Address] = dataclasses.field(init=False, repr=False, compare=False)
+    """What it is an offer of."""
+    order: tuple[int, str] = dataclasses.field(init=False, repr=False, compare=False)
+    """Its place by address."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", (self.kind, self.address))
+        object.__setattr__(self, "order", address_order(self.address))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -98,16 +106,6 @@ class WithheldNode:
     reason: Reason
     detail: str
     """One sentence for people."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Desired:
-    """The result of ``desired``; at most one offer for a device in a kind."""
-
-    offers: tuple[Offer, ...] = ()
-    withheld: tuple[Withheld, ...] = ()
-    nodes: tuple[WithheldNode, ...] = ()
-    """Display and accelerator nodes that belong to no function."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

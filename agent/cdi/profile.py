@@ -14,8 +14,7 @@ one function from each other are refused by ``merge``: nothing depends on the or
 """
 
 import enum
-import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -211,10 +210,6 @@ class Profile(_Part, frozen=True, kw_only=True):
     additional_gids: tuple[Id, ...] = ()
     annotations: dict[str, str] = {}
 
-    def __hash__(self) -> int:
-        """By name alone: equality covers all."""
-        return hash(self.name)
-
     @property
     def own_kind(self) -> Kind:
         """The kind of its devices on a driver of their own."""
@@ -286,30 +281,19 @@ def ordered(profiles: Iterable[Profile]) -> tuple[Profile, ...]:
     )
 
 
-@functools.lru_cache(maxsize=2)
-def matcher(profiles: tuple[Profile, ...]) -> Callable[[Function], tuple[Profile, ...]]:
-    """Give the function that tells the profiles of a function, and remembers what it told."""
-
-    @functools.lru_cache(maxsize=4096)
-    def profiles_of(function: Function) -> tuple[Profile, ...]:
-        found: list[Profile] = []
-        taken: set[NodeRole] = set()
-        for profile in profiles:
-            if taken.isdisjoint(profile.roles) and profile.match(function):
-                found.append(profile)
-                taken |= profile.roles
-        return tuple(found)
-
-    return profiles_of
-
-
 def profiles_of(function: Function, profiles: Sequence[Profile]) -> tuple[Profile, ...]:
     """The profiles of a function: those that match it and take nothing from an earlier one.
 
     Args:
         profiles: In order of precedence.
     """
-    return matcher(tuple(profiles))(function)
+    found: list[Profile] = []
+    taken: set[NodeRole] = set()
+    for profile in profiles:
+        if profile.match(function) and taken.isdisjoint(profile.roles):
+            found.append(profile)
+            taken |= profile.roles
+    return tuple(found)
 
 
 def shared_paths(profiles: Iterable[Profile]) -> frozenset[str]:

@@ -6,18 +6,19 @@ whoever compares bytes compares facts. Nothing that breaks a rule of CDI leaves 
 Strings are always quoted, keys are words that no YAML reader takes for anything else, and numbers
 are decimal, so YAML 1.1 and 1.2 read the same. The few forms that a spec needs are written here
 directly: for 512 devices that costs a tenth of PyYAML's C dumper, and its choice of quotes and
-line breaks is not ours to keep stable. The text of an entry is kept from one pass to the next.
+line breaks is not ours to keep stable. ``Entry`` is the text of one device with what is needed to
+put several together, so that of a large spec only what has changed is written anew.
 """
 
 import dataclasses
-import functools
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Final, Literal
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
+from typing import Final, Generic, Literal, NamedTuple, TypeVar
 
 from agent.cdi import rules
-from agent.cdi.spec import ContainerEdits, Device, DeviceNode, Hook, Mount, Spec
+from agent.cdi.spec import ContainerEdits, Device, DeviceNode, Hook, Kind, Mount, Spec
 from agent.errors import SpecError
 
 HEADER: Final = "# Written by cdi-agent, which rewrites it when devices come and go: do not edit.\n"
@@ -28,15 +29,18 @@ Suffix = Literal["yaml", "json"]
 
 Value = str | int | Sequence["Value"] | Mapping[str, "Value"]
 
+Order = tuple[int | str, ...]
+"""Text and numbers in turn."""
+
 _NATURAL: Final = re.compile(r"(\d+)")
 
+_Edit = TypeVar("_Edit", DeviceNode, Mount)
 
-@functools.lru_cache(maxsize=4096)
-def natural(name: str) -> tuple[tuple[int, int | str], ...]:
+
+def natural(name: str) -> Order:
     """Order names as people do: ``card2`` before ``card10``."""
-    return tuple(
-        (0, int(part)) if part.isdecimal() else (1, part) for part in _NATURAL.split(name) if part
-    )
+    parts = _NATURAL.split(name)  # the numbers are at the odd places
+    return tuple(int(part) if place % 2 else part for place, part in enumerate(parts))
 
 
 def render(spec: Spec, *, version: str | None = None, suffix: Suffix = "yaml") -> bytes:
@@ -52,17 +56,147 @@ def render(spec: Spec, *, version: str | None = None, suffix: Suffix = "yaml") -
     needed = rules.minimum_version(spec)
     if not rules.fits(needed, version):
         raise SpecError(f"the spec of {spec.kind} needs cdiVersion {needed}, not {version}")
-    devices = sorted(spec.devices, key=lambda device: natural(device.name))
-    head: dict[str, Value] = {"cdiVersion": version or needed, "kind": spec.kind}
-    annotations = dict(sorted(spec.annotations))
-    if suffix == "json":
-        content = head | _without_empty(
-            annotations=annotations,
-            devices=[_device(device) for device in devices],
-        )
-        return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()
-    lines = (HEADER, *_mapping(head, ""), *_annotations(annotations, ""), "devices:\n")
-    return "".join((*lines, *map(_entry, devices))).encode()
+    if suffix == "yaml":
+        entries = map(_entry, spec.devices)
+        return _file(spec.kind, version or needed, entries, spec.annotations)
+    content = _without_empty(
+        cdiVersion=version or needed,
+        kind=spec.kind,
+        annotations=dict(sorted(spec.annotations)),
+        devices=[_device(d) for d in sorted(spec.devices, key=lambda device: natural(device.name))],
+    )
+    return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+# --- entries --------------------------------------------------------------------------------------
+
+
+class Part(NamedTuple, Generic[_Edit]):
+    """A node or a mount as it is written in an entry."""
+
+    order: Order
+    text: str
+    edit: _Edit
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Entry:
+    """A device as it is written in a YAML file; it breaks no rule."""
+
+    device: Device
+    order: Order
+    version: str
+    """The lowest ``cdiVersion`` that carries it."""
+    nodes: Mapping[str, Part[DeviceNode]]
+    """By path."""
+    mounts: Mapping[str, Part[Mount]]
+    """By mount point."""
+    text: str
+
+
+def entry_of(device: Device) -> Entry:
+    """Give the entry of a device.
+
+    Raises:
+        SpecError: A rule of CDI is broken.
+    """
+    if problems := rules.device_problems(device):
+        raise SpecError(f"the entry {device.name} is invalid: {'; '.join(problems)}")
+    return _entry(device)
+
+
+def union_of(name: str, entries: Sequence[Entry]) -> Entry:
+    """Give one entry that gives what all of these give; what several give, once.
+
+    Raises:
+        SpecError: Together they break a rule of CDI.
+    """
+    nodes: dict[str, Part[DeviceNode]] = {}
+    mounts: dict[str, Part[Mount]] = {}
+    for entry in entries:
+        nodes.update(entry.nodes)
+        mounts.update(entry.mounts)
+    mounts = {path: part for path, part in mounts.items() if path not in nodes}
+    devices = [entry.device for entry in entries]
+    env = {each.partition("=")[0]: each for device in devices for each in device.edits.env}
+    edits = ContainerEdits(
+        device_nodes=tuple([part.edit for part in nodes.values()]),
+        mounts=tuple([part.edit for part in mounts.values()]),
+        env=tuple(env.values()),
+        hooks=tuple(dict.fromkeys(hook for device in devices for hook in device.edits.hooks)),
+        additional_gids=tuple(sorted({g for d in devices for g in d.edits.additional_gids})),
+    )
+    annotations = dict(pair for device in devices for pair in device.annotations)
+    union = Device(name, edits, tuple(sorted(annotations.items())))
+    # What is a rule of one edit holds, as it does in the entries; none is there twice by now.
+    if problems := list(rules.annotation_problems(union.annotations)):
+        raise SpecError(f"the entry {name} is invalid: {'; '.join(problems)}")
+    return _put_together(union, nodes, mounts)
+
+
+def content_of(kind: Kind, entries: Sequence[Entry]) -> bytes:
+    """Give the content of a kind's YAML file with these entries, as ``render`` does.
+
+    Raises:
+        SpecError: A rule of CDI is broken.
+    """
+    problems = rules.kind_problems(kind)
+    if len({entry.device.name for entry in entries}) < len(entries):
+        problems.append("a device name is given more than once")
+    if problems or not entries:
+        raise SpecError(f"the spec of {kind} is invalid: {'; '.join(problems) or 'no device'}")
+    versions = {rules.kind_version(kind), *(entry.version for entry in entries)}
+    return _file(kind, max(versions, key=rules.VERSIONS.index), entries)
+
+
+def _entry(device: Device) -> Entry:
+    nodes = {
+        node.path: Part(natural(node.path), _item(_node(node)), node)
+        for node in device.edits.device_nodes
+    }
+    mounts = {
+        mount.container_path: Part(natural(mount.container_path), _item(_mount(mount)), mount)
+        for mount in device.edits.mounts
+    }
+    return _put_together(device, nodes, mounts)
+
+
+def _put_together(
+    device: Device,
+    nodes: Mapping[str, Part[DeviceNode]],
+    mounts: Mapping[str, Part[Mount]],
+) -> Entry:
+    lines = [f"  - name: {_scalar(device.name)}\n"]
+    lines += _annotations(dict(sorted(device.annotations)), "    ")
+    lines.append("    containerEdits:\n")
+    lines += _list("deviceNodes", nodes)
+    lines += _list("mounts", mounts)
+    others = dataclasses.replace(device.edits, device_nodes=(), mounts=())
+    lines += _mapping(_edits(others), "      ")
+    version = rules.device_version(device)
+    return Entry(device, natural(device.name), version, nodes, mounts, "".join(lines))
+
+
+def _list(key: str, parts: Mapping[str, Part[_Edit]]) -> list[str]:
+    texts: list[str] = [part.text for part in sorted(parts.values(), key=attrgetter("order"))]
+    return [f"      {key}:\n", *texts] if texts else []
+
+
+def _item(content: Mapping[str, Value]) -> str:
+    return "".join(_sequence([content], "        "))
+
+
+def _file(
+    kind: Kind,
+    version: str,
+    entries: Iterable[Entry],
+    annotations: Iterable[tuple[str, str]] = (),
+) -> bytes:
+    lines = [HEADER, *_mapping({"cdiVersion": version, "kind": kind}, "")]
+    lines += _annotations(dict(sorted(annotations)), "")
+    lines.append("devices:\n")
+    lines += [entry.text for entry in sorted(entries, key=attrgetter("order"))]
+    return "".join(lines).encode()
 
 
 # --- content --------------------------------------------------------------------------------------
@@ -79,7 +213,7 @@ def _device(device: Device) -> dict[str, Value]:
 def _edits(edits: ContainerEdits) -> dict[str, Value]:
     mounts = sorted(edits.mounts, key=lambda mount: natural(mount.container_path))
     return _without_empty(
-        deviceNodes=[_node(node) for node in _sorted_nodes(edits)],
+        deviceNodes=[_node(node) for node in sorted(edits.device_nodes, key=_path_order)],
         mounts=[_mount(mount) for mount in mounts],
         env=sorted(edits.env),
         # In the profile's order: a later hook sees what an earlier one did.
@@ -88,8 +222,8 @@ def _edits(edits: ContainerEdits) -> dict[str, Value]:
     )
 
 
-def _sorted_nodes(edits: ContainerEdits) -> list[DeviceNode]:
-    return sorted(edits.device_nodes, key=lambda node: natural(node.path))
+def _path_order(node: DeviceNode) -> Order:
+    return natural(node.path)
 
 
 def _node(node: DeviceNode) -> dict[str, Value]:
@@ -132,25 +266,6 @@ def _without_empty(**content: Value | None) -> dict[str, Value]:
 
 
 # --- YAML -----------------------------------------------------------------------------------------
-
-
-@rules.remembered
-def _entry(device: Device) -> str:
-    lines = [f"  - name: {_scalar(device.name)}\n"]
-    lines += _annotations(dict(sorted(device.annotations)), "    ")
-    lines.append("    containerEdits:\n")
-    if device.edits.device_nodes:
-        lines.append("      deviceNodes:\n")
-        lines += map(_node_text, _sorted_nodes(device.edits))
-    others = dataclasses.replace(device.edits, device_nodes=())
-    lines += _mapping(_edits(others), "      ")
-    return "".join(lines)
-
-
-@functools.lru_cache(maxsize=2048)
-def _node_text(node: DeviceNode) -> str:
-    # Apart, because an entry `all` has the nodes of its whole kind and few of them change.
-    return "".join(_sequence([_node(node)], "        "))
 
 
 def _annotations(annotations: Mapping[str, str], indent: str) -> Iterator[str]:

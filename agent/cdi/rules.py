@@ -7,11 +7,10 @@ are stricter, because what they forbid is accepted silently and means something 
 A problem is one sentence without the name of the device: whoever reports it knows which it was.
 """
 
-import functools
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from typing import Final, TypeVar
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
 
 from agent.cdi.spec import ContainerEdits, Device, DeviceNode, Hook, Kind, Mount, Spec
 from agent.errors import SpecError
@@ -58,25 +57,6 @@ _ANNOTATION_PREFIX: Final = re.compile(
 _ANNOTATION_NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?")
 
 
-_Result = TypeVar("_Result")
-
-
-def remembered(function: Callable[[Device], _Result]) -> Callable[[Device], _Result]:
-    """Keep what a function says of the devices of the last passes.
-
-    Of the entries ``all`` only a few are kept: each is as large as its whole kind, and every
-    device that comes or goes makes another one.
-    """
-    of_one = functools.lru_cache(maxsize=2048)(function)
-    of_all = functools.lru_cache(maxsize=8)(function)
-
-    @functools.wraps(function)
-    def recall(device: Device) -> _Result:
-        return of_all(device) if device.name == ALL else of_one(device)
-
-    return recall
-
-
 # --- rules ----------------------------------------------------------------------------------------
 
 
@@ -111,7 +91,6 @@ def is_device_name(name: str) -> bool:
     return _DEVICE_NAME.fullmatch(name) is not None
 
 
-@remembered
 def device_problems(device: Device) -> tuple[str, ...]:
     """Say what is wrong with one entry; nothing if a file with it is valid."""
     problems = []
@@ -122,14 +101,14 @@ def device_problems(device: Device) -> tuple[str, ...]:
     if not device.edits:
         problems.append("there is nothing that a container would get")
     problems.extend(_edits_problems(device.edits))
-    problems.extend(_annotation_problems(device.annotations))
+    problems.extend(annotation_problems(device.annotations))
     return tuple(problems)
 
 
 def validate(spec: Spec) -> list[str]:
     """Say everything that is wrong with a spec; nothing if every consumer will accept it."""
     problems = kind_problems(spec.kind)
-    problems.extend(_annotation_problems(spec.annotations))
+    problems.extend(annotation_problems(spec.annotations))
     if not spec.devices:
         problems.append("there is no device")
     for device in spec.devices:
@@ -176,12 +155,7 @@ def _edits_problems(edits: ContainerEdits) -> Iterator[str]:
     yield from _repeated("environment variable", (entry.partition("=")[0] for entry in edits.env))
 
 
-@functools.lru_cache(maxsize=2048)
-def _node_problems(node: DeviceNode) -> tuple[str, ...]:
-    return tuple(_find_node_problems(node))
-
-
-def _find_node_problems(node: DeviceNode) -> Iterator[str]:
+def _node_problems(node: DeviceNode) -> Iterator[str]:
     yield from _path_problems("node", node.path)
     if node.host_path is not None and node.host_path != node.path:
         yield from _path_problems("node on the host", node.host_path)
@@ -246,8 +220,8 @@ def _env_problems(env: Iterable[str]) -> Iterator[str]:
             yield f"environment variable {_quoted(entry)} is not of the form NAME=VALUE"
 
 
-def _annotation_problems(annotations: Iterable[tuple[str, str]]) -> Iterator[str]:
-    annotations = tuple(annotations)
+def annotation_problems(annotations: Sequence[tuple[str, str]]) -> Iterator[str]:
+    """Say what is wrong with the annotations of an entry or of a spec."""
     for key, value in annotations:
         prefix, slash, name = key.rpartition("/")
         # The check ignores the case of the key, as Kubernetes' does.
@@ -289,7 +263,6 @@ def kind_version(kind: Kind) -> str:
     return "0.6.0" if "." in kind.partition("/")[2] else VERSIONS[0]
 
 
-@remembered
 def device_version(device: Device) -> str:
     """Tell the lowest version that carries this entry."""
     edits = device.edits

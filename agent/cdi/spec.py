@@ -24,10 +24,6 @@ class DeviceNode:
     uid: int | None = None
     gid: int | None = None
 
-    def __hash__(self) -> int:
-        """By path alone: equality covers all, and a deep hash costs what a cache is to save."""
-        return hash(self.path)
-
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
 class Mount:
@@ -87,10 +83,6 @@ class Device:
     def __post_init__(self) -> None:
         nodes = self.edits.device_nodes
         object.__setattr__(self, "paths", frozenset(n.host_path or n.path for n in nodes))
-
-    def __hash__(self) -> int:
-        """By name and nodes, which change together with numbers; equality covers all."""
-        return hash((self.name, self.paths))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

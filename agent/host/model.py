@@ -189,15 +189,6 @@ class Function:
     inode: int = 0
     """The sysfs folder's inode: another card in the same slot has another."""
 
-    def __hash__(self) -> int:
-        """By what differs between one look and a later one; equality covers all.
-
-        A deep hash would cost what a cache is to save. By the address alone, a cache would compare
-        each new fact of a function with all the old ones.
-        """
-        numbers = [node.number for node in self.nodes]
-        return hash((self.address, self.inode, self.driver, *numbers))
-
     @property
     def pci_id(self) -> str:
         """Vendor and device as tools write it: ``8086:e212``."""
@@ -323,14 +314,14 @@ def _indexed(
     """Index functions, given the index of those before."""
     new = [each for address, each in functions.items() if before.get(address) is not each]
     changed = (before.keys() - functions.keys()) | {each.address for each in new}
-    old = {before[address] for address in changed if address in before}
+    old = [before[address] for address in changed if address in before]
     changing: dict[Word, list[Function]] = {word: [] for each in old for word in _words(each)}
     for each in new:
         for word in _words(each):
             changing.setdefault(word, []).append(each)
     result = dict(index)
     for word, members in changing.items():
-        members.extend(each for each in index.get(word, ()) if each not in old)
+        members.extend(each for each in index.get(word, ()) if each.address not in changed)
         if len(members) > 1:
             members.sort(key=lambda each: address_order(each.address))
         if members:

@@ -14,6 +14,7 @@ The rules, in the order in which they matter:
    is tried again with growing delay, unless the content that is wanted changes.
 
 Time is an argument. What has to be remembered is ``Memory``; when to look again is ``wake_at``.
+On a host with hundreds of devices nearly all of them stay in each pass: they share one verdict.
 """
 
 import dataclasses
@@ -21,10 +22,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from agent.cdi.desired import Desired, Offer, Reason, Withheld, assemble
+from agent.cdi.desired import Desired, Offer, Reason, Withheld
 from agent.cdi.files import Action, DeleteSpec, Disk, SetAside, SpecFile, WriteSpec
-from agent.cdi.render import render
-from agent.cdi.spec import Device, Spec
+from agent.cdi.sheet import Sheet, sheets
+from agent.cdi.spec import Device, Kind
 from agent.reconcile.rules import Layout, Timing
 from agent.reconcile.state import Key, Memory, Recheck, Retry, Track
 
@@ -86,7 +87,8 @@ def plan(  # noqa: PLR0913 - the inputs of the one decision; grouping them would
         stuck: Node paths of entries whose withdrawal just failed.
     """
     memory = _remember(desired, disk, memory, layout, timing, now, now if heard is None else heard)
-    situation = _Situation(desired, disk, memory, layout, timing, now, udevd)
+    path_of = {kind: layout.path(kind) for kind in {offer.kind for offer in desired.offers}}
+    situation = _Situation(desired, disk, memory, layout, timing, now, udevd, path_of)
     verdicts = _judge(situation, stuck)
     files = _files(situation, verdicts)
     waiting = frozenset().union(*(file.lost for file in files if file.withdrawal_waits)) - stuck
@@ -112,22 +114,6 @@ def succeeded(memory: Memory, action: Action) -> Memory:
     return dataclasses.replace(memory, retries=rest)
 
 
-def lost_paths(file: SpecFile | None, target: Spec | None) -> frozenset[str]:
-    """The node paths that a file gives and that its new content would no longer give.
-
-    Counted per entry: a path that moves from one device to another is lost by the first.
-    """
-    if file is None:
-        return frozenset()
-    wanted = {} if target is None else {device.name: device for device in target.devices}
-    return frozenset().union(
-        *(
-            device.paths - (wanted[name].paths if name in wanted else frozenset())
-            for name, device in file.devices.items()
-        ),
-    )
-
-
 def node_paths(file: SpecFile) -> frozenset[str]:
     """The node paths that a file gives, whatever device it gives them to."""
     return frozenset().union(*(device.paths for device in file.devices.values()))
@@ -144,9 +130,11 @@ class _Situation:
     timing: Timing
     now: float
     udevd: bool
+    path_of: Mapping[Kind, str]
+    """The file of each kind in which something is offered."""
 
     def entry_on_disk(self, offer: Offer) -> Device | None:
-        file = self.disk.ours.get(self.layout.path(offer.kind))
+        file = self.disk.ours.get(self.path_of[offer.kind])
         return None if file is None else file.devices.get(offer.device.name)
 
     def waits(self, action: Action) -> bool:
@@ -157,9 +145,8 @@ class _Situation:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Verdict:
-    """What becomes of one offer."""
+    """What becomes of an offer."""
 
-    offer: Offer
     stays: bool = False
     """It is on disk, gives the same nodes, and is still true."""
     ready: bool = False
@@ -167,18 +154,16 @@ class _Verdict:
     confirmed: bool = True
     """udev has dealt with its nodes, or there is no udev."""
     reason: Reason | None = None
+    """Why it is not published; None if it is."""
     detail: str = ""
     wake_at: float | None = None
     adopt: str | None = None
     """The foreign file that stands in its way and may be set aside."""
 
-    @property
-    def publish(self) -> bool:
-        return self.reason is None
 
-    @property
-    def key(self) -> Key:
-        return (self.offer.kind, self.offer.address)
+_STAYS: Final = _Verdict(stays=True)
+
+_Verdicts = Sequence[tuple[Offer, _Verdict]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -188,6 +173,8 @@ class _FilePlan:
     withdrawal: Action | None
     publication: Action | None
     lost: frozenset[str]
+    target: Sheet | None = None
+    """What it should hold in the end."""
     withdrawal_waits: bool = False
     publication_waits: bool = False
 
@@ -208,16 +195,15 @@ def _remember(
     """Carry the tracks over: facts that changed start anew, devices that went are forgotten."""
     tracks: dict[Key, Track] = {}
     for offer in desired.offers:
-        key = (offer.kind, offer.address)
-        track = memory.tracks.get(key)
+        track = memory.tracks.get(offer.key)
         if track is None:
             track = Track(offer.fingerprint, since=now, first=now, heard=heard)
-        elif track.fingerprint != offer.fingerprint:
+        elif track.fingerprint is not offer.fingerprint and track.fingerprint != offer.fingerprint:
             file = disk.ours.get(layout.path(offer.kind))
             was_published = file is not None and offer.device.name in file.devices
             first = now if was_published else track.first
             track = Track(offer.fingerprint, now, first, heard, trusted=False)
-        tracks[key] = track
+        tracks[offer.key] = track
     nodes = {(node.path, node.number) for offer in desired.offers for node in offer.unsettled}
     return dataclasses.replace(
         memory,
@@ -227,48 +213,48 @@ def _remember(
     )
 
 
-def _judge(situation: _Situation, stuck: frozenset[str]) -> tuple[_Verdict, ...]:
-    users = Counter(path for o in situation.desired.offers for path in o.device.paths)
-    stuck = frozenset(path for path in stuck if users[path] <= 1)  # a shared node stays true
-    foreign = {
+def _judge(situation: _Situation, stuck: frozenset[str]) -> _Verdicts:
+    if stuck:
+        users = Counter(path for o in situation.desired.offers for path in o.device.paths)
+        stuck = frozenset(path for path in stuck if users[path] <= 1)  # a shared node stays true
+    occupied = {file.path for file in situation.disk.foreign}
+    doubled = {
         (file.kind, name): file.path
         for file in situation.disk.foreign
         if file.same_directory
         for name in file.names
     }
-    occupied = {file.path for file in situation.disk.foreign}
     verdicts = []
     for offer in situation.desired.offers:
         verdict = _readiness(situation, offer)
-        path = situation.layout.path(offer.kind)
-        other = foreign.get((offer.kind, offer.device.name))
-        if path in occupied or other is not None:
-            in_the_way = path if path in occupied else other
-            verdict = _Verdict(
-                offer,
-                reason=Reason.FOREIGN_FILE if path in occupied else Reason.FOREIGN_DUPLICATE,
-                detail=f"{path} exists and was not written by cdi-agent"
-                if path in occupied
-                else f"{other} defines {offer.kind}={offer.device.name} too",
-                adopt=in_the_way if situation.layout.adopt and verdict.publish else None,
-            )
-        elif verdict.publish and not verdict.stays and offer.device.paths & stuck:
-            verdict = _Verdict(
-                offer,
-                reason=Reason.BLOCKED,
-                detail="an old entry with one of its nodes could not be withdrawn yet",
-            )
-        verdicts.append(verdict)
-    return tuple(verdicts)
+        path = situation.path_of[offer.kind]
+        if path in occupied:
+            detail = f"{path} exists and was not written by cdi-agent"
+            verdict = _foreign(situation, verdict, path, Reason.FOREIGN_FILE, detail)
+        elif (other := doubled.get((offer.kind, offer.device.name))) is not None:
+            detail = f"{other} defines {offer.kind}={offer.device.name} too"
+            verdict = _foreign(situation, verdict, other, Reason.FOREIGN_DUPLICATE, detail)
+        elif verdict.ready and offer.device.paths & stuck:
+            detail = "an old entry with one of its nodes could not be withdrawn yet"
+            verdict = _Verdict(reason=Reason.BLOCKED, detail=detail)
+        verdicts.append((offer, verdict))
+    return verdicts
+
+
+def _foreign(
+    situation: _Situation, verdict: _Verdict, path: str, reason: Reason, detail: str
+) -> _Verdict:
+    """The verdict on an offer that would be published, were there not this foreign file."""
+    may_adopt = situation.layout.adopt and verdict.reason is None
+    return _Verdict(reason=reason, detail=detail, adopt=path if may_adopt else None)
 
 
 def _readiness(situation: _Situation, offer: Offer) -> _Verdict:
     timing, now = situation.timing, situation.now
-    track = situation.memory.tracks[offer.kind, offer.address]
+    track = situation.memory.tracks[offer.key]
     entry = situation.entry_on_disk(offer)
-    same = entry is not None and entry.paths == offer.device.paths
-    if same and track.trusted:
-        return _Verdict(offer, stays=True)
+    if entry is not None and track.trusted and entry.paths == offer.device.paths:
+        return _STAYS
     waiting = [
         node
         for node in offer.unsettled
@@ -278,32 +264,22 @@ def _readiness(situation: _Situation, offer: Offer) -> _Verdict:
     if waiting and situation.udevd and now < udev_at:
         names = ", ".join(node.path for node in waiting)
         detail = f"udev has not dealt with {names} yet"
-        return _Verdict(offer, reason=Reason.UDEV, detail=detail, wake_at=udev_at)
+        return _Verdict(reason=Reason.UDEV, detail=detail, wake_at=udev_at)
     settle_at = min(track.since + timing.settle, track.first + timing.settle_max)
     if now < settle_at:
-        return _Verdict(
-            offer, reason=Reason.SETTLING, detail="its facts are too new", wake_at=settle_at
-        )
-    return _Verdict(offer, ready=True, confirmed=not (waiting and situation.udevd))
+        detail = "its facts are too new"
+        return _Verdict(reason=Reason.SETTLING, detail=detail, wake_at=settle_at)
+    return _Verdict(ready=True, confirmed=not (waiting and situation.udevd))
 
 
-def _assemble(situation: _Situation, offers: Iterable[Offer]) -> dict[str, Spec]:
-    """The specs of these offers by path, without an ``all`` that a foreign file defines."""
-    taken = {
-        file.kind for file in situation.disk.foreign if file.same_directory and ALL in file.names
-    }
-    specs: dict[str, Spec] = {}
-    for kind, spec in assemble(tuple(offers)).items():
-        devices = spec.devices
-        if kind in taken:
-            devices = tuple(device for device in devices if device.name != ALL)
-        specs[situation.layout.path(kind)] = dataclasses.replace(spec, devices=devices)
-    return specs
-
-
-def _files(situation: _Situation, verdicts: Sequence[_Verdict]) -> tuple[_FilePlan, ...]:
-    target = _assemble(situation, (v.offer for v in verdicts if v.publish))
-    staying = _assemble(situation, (v.offer for v in verdicts if v.publish and v.stays))
+def _files(situation: _Situation, verdicts: _Verdicts) -> tuple[_FilePlan, ...]:
+    # Mostly one of the two is what was wanted in the last plan, or both are the same.
+    before = situation.memory.sheets
+    staying = _sheets(situation, (o for o, v in verdicts if v.stays), before)
+    target = _sheets(situation, (o for o, v in verdicts if v.reason is None), {**before, **staying})
+    path_of = situation.path_of
+    staying_in = {path_of[kind]: sheet for kind, sheet in staying.items()}
+    wanted_in = {path_of[kind]: sheet for kind, sheet in target.items()}
     ours = situation.disk.ours
     plans = [
         _FilePlan(DeleteSpec(path, None), None, frozenset()) for path in situation.disk.leftovers
@@ -311,11 +287,11 @@ def _files(situation: _Situation, verdicts: Sequence[_Verdict]) -> tuple[_FilePl
     # What a foreign file leaves is published by the next plan, which sees that it is gone.
     plans += [
         _FilePlan(SetAside(path, kind), None, frozenset())
-        for path, kind in sorted({(v.adopt, v.offer.kind) for v in verdicts if v.adopt})
+        for path, kind in sorted({(v.adopt, o.kind) for o, v in verdicts if v.adopt})
     ]
     plans += [
-        _file(situation, path, ours.get(path), staying.get(path), target.get(path))
-        for path in sorted({*ours, *target})
+        _file(situation, path, ours.get(path), staying_in.get(path), wanted_in.get(path))
+        for path in sorted({*ours, *wanted_in})
     ]
     return tuple(
         dataclasses.replace(
@@ -327,64 +303,85 @@ def _files(situation: _Situation, verdicts: Sequence[_Verdict]) -> tuple[_FilePl
     )
 
 
+def _sheets(
+    situation: _Situation, offers: Iterable[Offer], before: Mapping[Kind, Sheet]
+) -> dict[Kind, Sheet]:
+    """What the files of these offers should hold; no ``all`` where a foreign file defines it."""
+    foreign = situation.disk.foreign
+    taken = {f.kind for f in foreign if f.kind and f.same_directory and ALL in f.names}
+    return sheets(offers, before, suffix=situation.layout.format, without_all=taken)
+
+
 def _file(
     situation: _Situation,
     path: str,
     file: SpecFile | None,
-    staying: Spec | None,
-    target: Spec | None,
+    staying: Sheet | None,
+    target: Sheet | None,
 ) -> _FilePlan:
-    layout = situation.layout
-    before = {} if file is None else dict(file.devices)
-    after = {} if target is None else {device.name: device for device in target.devices}
-    lost = lost_paths(file, target)
-    gone = tuple(sorted(before.keys() - after.keys()))
+    before = {} if file is None else file.devices
+    after = {} if target is None else target.entries
     content = None if file is None else file.content
+    lost = _lost_paths(file, target)
     withdrawal: Action | None = None
-    if file is not None and (lost or gone or target is None):
+    if file is not None and (lost or target is None or before.keys() - after.keys()):
         kind = file.spec.kind if file.spec is not None else None
         if staying is None:
             withdrawal = DeleteSpec(path, kind, withdraws=tuple(sorted(before)), loses=lost)
             content = None
         else:
-            names = {device.name for device in staying.devices}
-            content = render(staying, suffix=layout.format)
+            content = staying.content
             withdrawal = WriteSpec(
                 path,
-                staying.kind,
+                staying.spec.kind,
                 content,
-                withdraws=tuple(sorted(before.keys() - names)),
+                withdraws=tuple(sorted(before.keys() - staying.entries.keys())),
                 loses=lost,
-                delete_if_unwritable=not lost.isdisjoint(_offered_elsewhere(situation, before)),
-                spec=staying,
+                delete_if_unwritable=_is_offered_elsewhere(situation, lost, before),
+                spec=staying.spec,
             )
     publication: Action | None = None
-    if target is not None:
-        wanted = render(target, suffix=layout.format)
-        if wanted != content:
-            kept = {} if withdrawal is not None and staying is None else before
-            publication = WriteSpec(
-                path,
-                target.kind,
-                wanted,
-                publishes=tuple(sorted(after.keys() - kept.keys())),
-                spec=target,
-            )
-    return _FilePlan(withdrawal, publication, lost)
+    if target is not None and target.content != content:
+        kept = {} if withdrawal is not None and staying is None else before
+        publication = WriteSpec(
+            path,
+            target.spec.kind,
+            target.content,
+            publishes=tuple(sorted(after.keys() - kept.keys())),
+            spec=target.spec,
+        )
+    return _FilePlan(withdrawal, publication, lost, target)
 
 
-def _offered_elsewhere(situation: _Situation, before: Mapping[str, Device]) -> frozenset[str]:
-    """Node paths that now belong to another device than the one that the file names."""
-    found: set[str] = set()
+def _lost_paths(file: SpecFile | None, target: Sheet | None) -> frozenset[str]:
+    """The node paths that a file gives and that its new content would no longer give.
+
+    Counted per entry: a path that moves from one device to another is lost by the first.
+    """
+    lost: set[str] = set()
+    after = {} if target is None else target.entries
+    for name, device in {} if file is None else file.devices.items():
+        entry = after.get(name)
+        if entry is None:
+            lost |= device.paths
+        elif entry.device is not device:
+            lost |= device.paths - entry.device.paths
+    return frozenset(lost)
+
+
+def _is_offered_elsewhere(
+    situation: _Situation, lost: frozenset[str], before: Mapping[str, Device]
+) -> bool:
+    """Whether one of these paths now belongs to another device than the one that a file names."""
     for offer in situation.desired.offers:
-        entry = before.get(offer.device.name)
-        found |= offer.device.paths - (frozenset() if entry is None else entry.paths)
-    return frozenset(found)
+        if paths := lost & offer.device.paths:
+            entry = before.get(offer.device.name)
+            if entry is None or not paths <= entry.paths:
+                return True
+    return False
 
 
-def _result(
-    situation: _Situation, verdicts: Sequence[_Verdict], files: Sequence[_FilePlan]
-) -> Plan:
+def _result(situation: _Situation, verdicts: _Verdicts, files: Sequence[_FilePlan]) -> Plan:
     withdrawals = [f.withdrawal for f in files if f.withdrawal and not f.withdrawal_waits]
     publications = [
         f.publication
@@ -404,25 +401,24 @@ def _result(
     withheld = list(situation.desired.withheld)
     published: dict[Key, str] = {}
     tracks = dict(situation.memory.tracks)
-    for verdict in verdicts:
-        path = situation.layout.path(verdict.offer.kind)
+    for offer, verdict in verdicts:
         reason, detail = verdict.reason, verdict.detail
         if verdict.ready:
-            tracks[verdict.key] = dataclasses.replace(tracks[verdict.key], trusted=True)
-            if path in postponed:
+            tracks[offer.key] = dataclasses.replace(tracks[offer.key], trusted=True)
+            if (path := situation.path_of[offer.kind]) in postponed:
                 reason = Reason.STORE
                 detail = situation.memory.retries[path].problem
         if reason is None:
-            published[verdict.key] = verdict.offer.device.name
+            published[offer.key] = offer.device.name
         else:
-            withheld.append(Withheld(verdict.offer.address, verdict.offer.kind, reason, detail))
+            withheld.append(Withheld(offer.address, offer.kind, reason, detail))
     retries = {
         path: retry
         for path, retry in situation.memory.retries.items()
         if path in postponed or any(path == a.path for a in (*withdrawals, *publications))
     }
     recheck = situation.memory.recheck
-    wakes = [v.wake_at for v in verdicts if v.wake_at is not None]
+    wakes = [verdict.wake_at for _, verdict in verdicts if verdict.wake_at is not None]
     wakes += [retries[path].at for path in postponed]
     if recheck.addresses:
         wakes.append(recheck.at)
@@ -433,9 +429,14 @@ def _result(
         publications=tuple(publications),
         published=published,
         withheld=tuple(sorted(withheld, key=lambda w: (w.address, w.kind or "", w.reason))),
-        memory=dataclasses.replace(situation.memory, tracks=tracks, retries=retries),
+        memory=dataclasses.replace(
+            situation.memory,
+            tracks=tracks,
+            retries=retries,
+            sheets={f.target.spec.kind: f.target for f in files if f.target is not None},
+        ),
         wake_at=min(wakes, default=None),
-        unconfirmed=tuple(v.key for v in verdicts if v.ready and not v.confirmed),
+        unconfirmed=tuple(o.key for o, v in verdicts if v.ready and not v.confirmed),
     )
 
 

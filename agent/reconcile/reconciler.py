@@ -191,7 +191,7 @@ class Reconciler:
         holds = await self._advance_claims(inventory, disk)
 
         # Decide.
-        wanted = desired(inventory, self._rules.profiles, holds, self._rules.policy)
+        wanted = desired(inventory, self._rules.profiles, holds, self._rules.policy, before.desired)
         decide = functools.partial(
             plan,
             wanted,

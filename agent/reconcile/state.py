@@ -11,6 +11,7 @@ from typing import Literal
 
 from agent.cdi.desired import Desired, Fingerprint, Withheld
 from agent.cdi.files import Disk
+from agent.cdi.sheet import Sheet
 from agent.cdi.spec import Kind
 from agent.host.model import Address, DeviceNumber, Inventory
 from agent.vfio.state import Claims
@@ -66,6 +67,10 @@ class Memory:
     retries: Mapping[str, Retry] = dataclasses.field(default_factory=dict)
     """By path of the spec file."""
     recheck: Recheck = dataclasses.field(default_factory=Recheck)
+    sheets: Mapping[Kind, Sheet] = dataclasses.field(
+        default_factory=dict, repr=False, compare=False
+    )
+    """What the files should hold; the next are made from them, which only saves time."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -113,6 +113,31 @@ def inventories(draw: st.DrawFn) -> Inventory:
 
 
 @st.composite
+def histories(draw: st.DrawFn) -> list[Inventory]:
+    """What looks at a host find: of one after the other, some functions are the same objects."""
+    hosts = [draw(inventories())]
+    for _ in range(draw(st.integers(0, 5))):
+        before, new = hosts[-1], draw(inventories())
+        stay = draw(st.sets(st.sampled_from(ADDRESSES)))
+        functions = dict(new.functions)
+        for address in stay:
+            functions.pop(address, None)
+            if address in before.functions:
+                functions[address] = before.functions[address]
+        hosts.append(
+            Inventory(
+                functions=functions,
+                shared=draw(st.sampled_from((before.shared, new.shared))),
+                orphans=new.orphans,
+                dropped={a: why for a, why in new.dropped.items() if a not in functions},
+                environment=draw(st.sampled_from((before.environment, new.environment))),
+                previous=before,
+            )
+        )
+    return hosts
+
+
+@st.composite
 def holds(draw: st.DrawFn) -> tuple[Hold, ...]:
     """What claims hold."""
     return tuple(

@@ -10,13 +10,14 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from agent.cdi import rules
-from agent.cdi.desired import Desired, Policy, assemble, desired
+from agent.cdi.desired import Desired, Policy, desired
 from agent.cdi.parse import parse, peek
 from agent.cdi.profile import Naming, Profile, Vfio
 from agent.cdi.render import render
+from agent.cdi.sheet import Sheet, sheets
 from agent.cdi.spec import ContainerEdits, Device, DeviceNode, Hook, Kind, Mount, Spec
 from agent.host.model import Hold, Inventory, NodeRole
-from tests.cdi.strategies import holds, inventories
+from tests.cdi.strategies import histories, holds, inventories
 from tests.cdi.worlds import BUILTIN, changed
 
 PROFILES: Sequence[tuple[Profile, ...]] = (
@@ -35,7 +36,9 @@ def decide(host: Inventory, profiles: tuple[Profile, ...], held: tuple[Hold, ...
 def test_everything_that_is_assembled_is_valid_and_comes_back_as_it_was(
     host: Inventory, profiles: tuple[Profile, ...], held: tuple[Hold, ...]
 ) -> None:
-    for kind, spec in assemble(decide(host, profiles, held).offers).items():
+    for kind, sheet in sheets(decide(host, profiles, held).offers).items():
+        spec = sheet.spec
+        assert sheet.content == render(spec)
         assert spec.kind == kind
         assert spec.devices
         assert rules.validate(spec) == []
@@ -120,12 +123,36 @@ def test_the_order_in_which_a_host_was_read_changes_nothing(
     assert decide(other, profiles, held[::-1]) == decide(host, profiles, held)
 
 
+@given(histories(), st.data())
+def test_what_is_taken_over_from_the_last_pass_changes_nothing(
+    hosts: list[Inventory], data: st.DataObject
+) -> None:
+    """Whatever of a host changes, and whatever changes around it: the memo shows in no result."""
+    before = None
+    made: dict[Kind, Sheet] = {}
+    for host in hosts:
+        profiles = data.draw(st.sampled_from(PROFILES))
+        held = data.draw(holds())
+        policy = data.draw(st.sampled_from((Policy(), Policy(static_dev=True, version="0.5.0"))))
+        result = desired(host, profiles, held, policy, before)
+        assert result == desired(host, profiles, held, policy)
+        made = sheets(result.offers, made)
+        assert made == sheets(result.offers)
+        # Nothing is kept of what is gone, however long the agent runs.
+        assert result.subjects.keys() == host.functions.keys()
+        assert result.judgements.keys() <= host.functions.keys()
+        if before is not None:
+            taken_over = {id(offer) for offer in before.offers} & {id(o) for o in result.offers}
+            event(f"{bool(taken_over)}: something was taken over")
+        before = result
+
+
 @given(**WORLDS)
 def test_all_is_the_union_of_what_it_stands_for(
     host: Inventory, profiles: tuple[Profile, ...], held: tuple[Hold, ...]
 ) -> None:
     result = decide(host, profiles, held)
-    for kind, spec in assemble(result.offers).items():
+    for kind, sheet in sheets(result.offers).items():
         expected = {
             each.path
             for offer in result.offers
@@ -134,7 +161,7 @@ def test_all_is_the_union_of_what_it_stands_for(
         }
         given_nodes = [
             each.path
-            for device in spec.devices
+            for device in sheet.spec.devices
             if device.name == rules.ALL
             for each in device.edits.device_nodes
         ]

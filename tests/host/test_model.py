@@ -1,7 +1,5 @@
 """What a hint brings into a look, and what belongs to a function."""
 
-import dataclasses
-
 import pytest
 
 from agent.host.model import (
@@ -57,19 +55,6 @@ def function(
 
 def inventory(*functions: Function, orphans: tuple[Orphan, ...] = ()) -> Inventory:
     return Inventory(functions={f.address: f for f in functions}, orphans=orphans)
-
-
-def test_facts_of_one_function_at_different_times_are_told_apart_by_their_hash() -> None:
-    """Else a cache compares a GPU that was renumbered a thousand times with a thousand others."""
-    first = function("0000:03:00.0", card=0)
-    later = [
-        *(function("0000:03:00.0", card=number) for number in range(1, 1000)),
-        *(dataclasses.replace(first, inode=inode) for inode in range(1, 1000)),
-        *(dataclasses.replace(first, driver=driver) for driver in ("xe", "vfio-pci")),
-    ]
-    hashes = {hash(fact) for fact in (first, *later)}
-    assert len(hashes) > 0.99 * len(later)
-    assert hash(function("0000:03:00.0", card=0)) == hash(first)
 
 
 VKMS = Orphan(

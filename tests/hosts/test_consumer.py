@@ -7,12 +7,13 @@ from typing import Final
 
 import pytest
 
-from agent.cdi.desired import Policy, assemble, desired
+from agent.cdi.desired import Policy, desired
 from agent.cdi.files import file_name
 from agent.cdi.parse import parse
 from agent.cdi.profile import HookEdit, Profile
 from agent.cdi.profiles import load_builtin
-from agent.cdi.render import Suffix, render
+from agent.cdi.render import Suffix
+from agent.cdi.sheet import sheets
 from agent.cdi.spec import Spec
 from agent.host import capture
 from tests.conftest import IN_CI
@@ -134,9 +135,9 @@ def test_a_container_gets_links_environment_and_hooks(place: PrivateHost, suffix
     def run(status: int, *command: str) -> Ended:
         """Run a command with the GPU, after a hook that ends with this status."""
         wanted = desired(host.inventory(), everything(status), (), Policy())
-        (spec,) = assemble(wanted.offers).values()
-        content = render(spec, suffix=suffix).decode()
-        place.inside.put({file_name(spec.kind, suffix): content}, known)
+        (sheet,) = sheets(wanted.offers, suffix=suffix).values()
+        spec = sheet.spec
+        place.inside.put({file_name(spec.kind, suffix): sheet.content.decode()}, known)
         place.inside.link(links)
         return place.inside.podman([f"{spec.kind}={spec.devices[0].name}"], *command)
 

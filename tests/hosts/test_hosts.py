@@ -11,12 +11,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent.cdi.desired import assemble, desired
+from agent.cdi.desired import desired
 from agent.cdi.files import file_name
 from agent.cdi.offers import Policy
 from agent.cdi.profile import shared_paths
 from agent.cdi.profiles import load_builtin
-from agent.cdi.render import render
+from agent.cdi.sheet import sheets
 from agent.host import capture
 from agent.host.model import EVERYTHING, Inventory
 from agent.host.scan import Scanner
@@ -43,8 +43,8 @@ def look(host: capture.Capture, root: Path) -> Inventory:
 def outcome(inventory: Inventory) -> Iterator[str]:
     """What follows from the facts: each spec file, then what is withheld and why."""
     wanted = desired(inventory, load_builtin(), (), Policy())
-    for kind, spec in assemble(wanted.offers).items():
-        yield f"==> {file_name(kind)} <==\n{render(spec).decode()}\n"
+    for kind, sheet in sheets(wanted.offers).items():
+        yield f"==> {file_name(kind)} <==\n{sheet.content.decode()}\n"
     yield "==> withheld <==\n"
     for withheld in wanted.withheld:
         who = f"{withheld.address} {withheld.kind or ''}".rstrip()

@@ -1,8 +1,8 @@
 """Short ways to build the values that plans are made of."""
 
-from agent.cdi.desired import Desired, Fingerprint, Offer, Reason, Withheld, assemble
+from agent.cdi.desired import Desired, Fingerprint, Offer, Reason, Withheld
 from agent.cdi.files import DeleteSpec, Disk, ForeignFile, SetAside, SpecFile, WriteSpec
-from agent.cdi.render import render
+from agent.cdi.sheet import sheets
 from agent.cdi.spec import ContainerEdits, Device, DeviceNode, Kind
 from agent.host.model import Address, DeviceNumber, Node, NodeRole, NodeState
 from agent.reconcile.plan import Plan
@@ -61,9 +61,9 @@ def disk(
 ) -> Disk:
     """The directory as it is when exactly these are published."""
     files = {}
-    for kind, spec in assemble(offers).items():
+    for kind, sheet in sheets(offers).items():
         path = LAYOUT.path(kind)
-        files[path] = SpecFile(path, render(spec), spec)
+        files[path] = SpecFile(path, sheet.content, sheet.spec)
     return Disk("/cdi", files, leftovers, foreign)
 
 
@@ -74,8 +74,10 @@ def apply(before: Disk, plan: Plan) -> Disk:
     files = dict(before.ours)
     for action in plan.actions:
         match action:
-            case WriteSpec(path=path, content=content):
-                files[path] = SpecFile(path, content, parse(content))
+            case WriteSpec(path=path, content=content, spec=spec):
+                assert spec is not None
+                assert parse(content).kind == spec.kind
+                files[path] = SpecFile(path, content, spec)
             case DeleteSpec(path=path):
                 files.pop(path, None)
             case SetAside():

@@ -9,6 +9,9 @@ from hypothesis import strategies as st
 
 from agent.cdi.desired import Desired, Offer, Reason, Withheld
 from agent.cdi.files import DeleteSpec, Disk, ForeignFile, SetAside, WriteSpec
+from agent.cdi.render import render
+from agent.cdi.sheet import sheets
+from agent.cdi.spec import Kind
 from agent.host.model import DeviceNumber
 from agent.reconcile.plan import Plan, failed, plan, succeeded
 from agent.reconcile.rules import Layout, Timing
@@ -403,6 +406,59 @@ def test_no_step_of_any_plan_shows_a_node_twice_or_an_untrue_entry(
                 assert set(shown) <= true_now
                 assert len(paths) == len(set(paths))
         on_disk = apply(on_disk, result)
+
+
+POOL = tuple(
+    offer(address, card, kind=kind, driver=driver, shared=shared)
+    for address in (A, B, C)
+    for card in range(2)
+    for kind in (GPU, VFIO)
+    for driver in ("xe", "i915")
+    for shared in ((), ("/dev/kfd",))
+)
+"""Few objects, so that what is offered is often the very same as before."""
+
+FOREIGN = (
+    (),
+    (ForeignFile("/cdi/other.yaml", GPU, frozenset({"all"})),),
+    (ForeignFile("/cdi/other.yaml", GPU, frozenset({"a"})),),
+)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.sampled_from(POOL), max_size=4).map(one_world),
+            st.floats(0.001, 2.0),
+            st.sampled_from(FOREIGN),
+            st.sampled_from((LAYOUT, dataclasses.replace(LAYOUT, format="json"))),
+        ),
+        max_size=8,
+    )
+)
+def test_what_is_taken_over_from_the_last_plan_changes_none(
+    history: list[tuple[tuple[Offer, ...], float, tuple[ForeignFile, ...], Layout]],
+) -> None:
+    """Of files, too: what is written is what any later agent would write, knowing nothing."""
+    on_disk, memory, now = EMPTY, Memory(), 100.0
+    for world, pause, foreign, layout in history:
+        now += pause
+        on_disk = dataclasses.replace(on_disk, foreign=foreign)
+        wanted = desired(*world)
+        result = decide(wanted, on_disk, memory, now=now, layout=layout)
+        forgetful = dataclasses.replace(memory, sheets={})
+        assert result == decide(wanted, on_disk, forgetful, now=now, layout=layout)
+        for kind, sheet in result.memory.sheets.items():
+            assert (
+                sheet
+                == sheets(sheet.offers, suffix=layout.format, without_all=taken(foreign))[kind]
+            )
+            assert sheet.content == render(sheet.spec, suffix=layout.format)
+        memory, on_disk = result.memory, apply(on_disk, result)
+
+
+def taken(foreign: Iterable[ForeignFile]) -> set[Kind]:
+    return {file.kind for file in foreign if file.kind and "all" in file.names}
 
 
 @given(WORLDS)

@@ -6,9 +6,9 @@ import random
 import pytest
 
 from agent.cdi import rules
-from agent.cdi.desired import Offer, assemble
+from agent.cdi.desired import Offer
 from agent.cdi.profile import Vfio
-from agent.cdi.render import render
+from agent.cdi.sheet import sheets
 from agent.cdi.spec import ContainerEdits, Device, Kind, Mount, Spec
 from agent.errors import SpecError
 from agent.host.model import Address, Hold, HoldMode, Inventory
@@ -30,11 +30,12 @@ def paths(device: Device | None) -> list[str]:
 
 
 def specs(host: Inventory, **fields: object) -> dict[Kind, Spec]:
-    return assemble(decide(host, **fields).offers)  # type: ignore[arg-type]
+    made = sheets(decide(host, **fields).offers)  # type: ignore[arg-type]
+    return {kind: sheet.spec for kind, sheet in made.items()}
 
 
 def test_a_kind_without_a_device_has_no_spec() -> None:
-    assert assemble(()) == {}
+    assert sheets(()) == {}
     assert set(specs(inventory(vfio()))) == {VFIO}
 
 
@@ -95,15 +96,15 @@ def test_a_path_that_is_one_devices_mount_and_anothers_node_is_in_all_as_a_node(
     path = "/dev/dri/card0"
     edits = ContainerEdits(mounts=(Mount("/x", path),))
     other = dataclasses.replace(offer, address=B60, device=Device("other", edits))
-    (spec,) = assemble([offer, other]).values()
-    assert rules.validate(spec) == []
-    assert path in paths(entry(spec))
+    (sheet,) = sheets([offer, other]).values()
+    assert rules.validate(sheet.spec) == []
+    assert path in paths(entry(sheet.spec))
 
 
 def test_a_device_that_is_called_all_is_refused() -> None:
     (offer,) = decide(function()).offers
     with pytest.raises(SpecError, match="called all"):
-        assemble([dataclasses.replace(offer, device=Device("all", offer.device.edits))])
+        sheets([dataclasses.replace(offer, device=Device("all", offer.device.edits))])
 
 
 def test_the_order_of_the_offers_changes_nothing() -> None:
@@ -111,5 +112,4 @@ def test_the_order_of_the_offers_changes_nothing() -> None:
         decide(inventory(*(function(f"0000:{bus:02x}:00.0", bus) for bus in range(20)))).offers
     )
     shuffled = random.Random(3).sample(offers, len(offers))
-    assert render(assemble(shuffled)[GPU]) == render(assemble(offers)[GPU])
-    assert assemble(shuffled) == assemble(offers)
+    assert sheets(shuffled) == sheets(offers)
