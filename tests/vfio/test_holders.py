@@ -33,6 +33,9 @@ NUMBER: Final = os.makedev(1, 7)
 GROUP: Final = "/dev/vfio/12"
 GPU: Final = "0000:03:00.0"
 
+PYTHON: Final = os.path.basename(sys.executable)[:15]
+"""What the kernel calls this program."""
+
 Line = tuple[str, ...]
 
 # --- real processes -------------------------------------------------------------------------------
@@ -67,7 +70,7 @@ def held_by(pid: int, node: str = NODE) -> Line | None:
 
 def test_a_process_is_named_with_what_it_holds() -> None:
     with running(OPENS, NODE) as pid:
-        assert held_by(pid) == ("held", str(pid), NODE, "python")
+        assert held_by(pid) == ("held", str(pid), NODE, PYTHON)
 
 
 def test_who_holds_another_node_is_no_holder() -> None:
@@ -127,7 +130,7 @@ def test_the_script_says_what_the_function_finds() -> None:
         argv = (*program(holders), "/proc", "/dev", GPU, NODE, GROUP)
         run = subprocess.run(argv, check=True, capture_output=True, text=True)
     lines = run.stdout.splitlines()
-    assert f"held\t{pid}\t{NODE}\tpython" in lines
+    assert f"held\t{pid}\t{NODE}\t{PYTHON}" in lines
     assert lines[-1] == "done"
 
 
@@ -136,7 +139,7 @@ def test_a_node_under_another_name_is_known_by_its_number(tmp_path: Path) -> Non
     """Containers have nodes of their own; what they are called is theirs to say."""
     os.mknod(tmp_path / "renderD200", stat.S_IFCHR | 0o666, NUMBER)
     with running(OPENS, tmp_path / "renderD200") as pid:
-        assert held_by(pid) == ("held", str(pid), NODE, "python")
+        assert held_by(pid) == ("held", str(pid), NODE, PYTHON)
 
 
 @pytest.mark.netns
@@ -168,7 +171,7 @@ def test_a_process_in_a_container_is_seen_under_the_hosts_pid() -> None:
     with running(OPENS, NODE, before=before) as inside:
         assert inside == 1
         found = list(scan("/proc", Nodes("/dev", [GPU], [NODE])))
-    assert [line[-1] for line in found if line[0] == "held" and line[1] != "1"] == ["python"]
+    assert [line[-1] for line in found if line[0] == "held" and line[1] != "1"] == [PYTHON]
 
 
 # --- a /proc that is made up ----------------------------------------------------------------------
