@@ -23,7 +23,7 @@ from structlog.typing import FilteringBoundLogger
 
 from agent.cdi.directory import FILE_MODE, Directory, Entry, fault, is_temp, printable
 from agent.cdi.files import PREFIX, Disk, ForeignFile, SpecFile
-from agent.cdi.parse import parse, peek
+from agent.cdi.parse import Peek, parse, peek
 from agent.cdi.record import Ledger, digest
 from agent.cdi.render import HEADER, render
 from agent.cdi.spec import Spec
@@ -64,8 +64,11 @@ class _Content:
     stable: bool
     """It cannot have been changed since without a trace in ``key``."""
     data: bytes | None
+    """None if it could not be read, or cannot be ours by its name: then ``peeked`` is all of it."""
     problem: str | None = None
     authentic: bool = False
+    digest: str = ""
+    peeked: Peek | None = None
 
 
 class Reader:
@@ -229,16 +232,9 @@ class Reader:
             )
             content = _Content((), stable=False, data=None, problem=reason)
         else:
-            content = _Content(
-                key=_key(entry.status) + _key(status),
-                stable=status.st_ctime_ns < now - _COARSE,
-                data=data,
-                authentic=(
-                    old.authentic
-                    if old is not None and old.data == data
-                    else is_authentic(entry.name, data)
-                ),
-            )
+            key = _key(entry.status) + _key(status)
+            stable = status.st_ctime_ns < now - _COARSE
+            content = _understood(entry.name, data, old, key=key, stable=stable)
         self._contents[path] = content
         self._seen.add(path)
         return content
@@ -272,6 +268,9 @@ class Reader:
 
     def _foreign_file(self, path: str, content: _Content, *, own: bool) -> ForeignFile:
         shown = printable(path)
+        if content.peeked is not None:
+            kind, names, problem = content.peeked
+            return ForeignFile(shown, kind, names, same_directory=own, problem=problem)
         if content.data is None:
             return ForeignFile(shown, None, same_directory=own, problem=content.problem)
         known = self._foreign.get(path)
@@ -286,6 +285,19 @@ class Reader:
         if (event, path) not in self._said:
             self._said.add((event, path))
             _log.warning(event, path=printable(path), **fields)
+
+
+def _understood(
+    name: str, data: bytes, old: _Content | None, *, key: tuple[int, ...], stable: bool
+) -> _Content:
+    """What is kept of a file's bytes: all, or where it cannot be ours only what it defines."""
+    if not name.startswith(PREFIX):
+        mark = digest(data)
+        known = old.peeked if old is not None and old.digest == mark else None
+        return _Content(key, stable, data=None, digest=mark, peeked=known or peek(data))
+    if old is not None and old.data == data:
+        return _Content(key, stable, data, authentic=old.authentic)
+    return _Content(key, stable, data, authentic=is_authentic(name, data))
 
 
 class _Version(msgspec.Struct, rename="camel"):

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import os
 import socket
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -484,6 +485,22 @@ def test_equal_bytes_are_not_parsed_again(place: Place, monkeypatch: pytest.Monk
     monkeypatch.setattr("agent.cdi.reader.parse", None)
     monkeypatch.setattr("agent.cdi.reader.peek", None)
     assert store.read() == first
+
+
+def test_the_bytes_of_foreign_files_are_not_kept(place: Place) -> None:
+    """A directory with many large files costs what they define, not what they weigh."""
+    for number in range(4):
+        text = b"#" * MAX_SIZE
+        (place.directory / f"{number}.yaml").write_bytes(text[len(FOREIGN) :] + FOREIGN)
+    store = place.store()
+    tracemalloc.start()
+    try:
+        assert len(store.read().foreign) == 4
+        kept, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < MAX_SIZE / 8
+    assert most < 5 * MAX_SIZE  # one at a time: its bytes, its text, the parser's
 
 
 def test_what_vanishes_is_forgotten(place: Place) -> None:
