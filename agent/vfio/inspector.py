@@ -59,6 +59,7 @@ class Inspector:
         self._reader = tuple(reader)
         self._load = load
         self._stuck: dict[str, Child] = {}
+        self._said: dict[tuple[str, Address], str] = {}
         self._reading = asyncio.Semaphore(_READERS)
         self._loading: collections.defaultdict[str, asyncio.Lock] = collections.defaultdict(
             asyncio.Lock
@@ -94,8 +95,9 @@ class Inspector:
                 child = await self._ask((*self._reader, "read", path), self._timeouts.read)
                 override = _override_in(child.output())
             except _UnknownError as error:
-                _log.warning("override-unknown", function=address, problem=str(error))
+                self._say_once("override-unknown", address, str(error))
                 return ()
+        self._said.pop(("override-unknown", address), None)
         return ((address, override),)
 
     async def _holders(self, effect: Inspect) -> tuple[tuple[Holder, ...], tuple[str, ...]]:
@@ -109,8 +111,11 @@ class Inspector:
             found, blind = _holders_in(child.output())
         except _UnknownError as error:
             found, blind = (), (str(error),)
+        first = next(iter(effect.addresses), Address(""))
         if blind:
-            _log.warning("holders-unknown", problem=blind[0], more=len(blind) - 1)
+            self._say_once("holders-unknown", first, blind[0])
+        else:
+            self._said.pop(("holders-unknown", first), None)
         return found, blind
 
     async def _unavailable(self, driver: str) -> tuple[tuple[str, str], ...]:
@@ -138,6 +143,12 @@ class Inspector:
             return read_regular(path, 4096).strip() in (b"Y", b"1")
         except OSError:
             return False
+
+    def _say_once(self, event: str, address: Address, problem: str) -> None:
+        """Say what cannot be known about a function, until it can be or the reason is another."""
+        if self._said.get((event, address)) != problem:
+            self._said[event, address] = problem
+            _log.warning(event, function=address, problem=problem)
 
     async def _ask(self, argv: Sequence[str], seconds: float) -> Child:
         """Let a child find something out.

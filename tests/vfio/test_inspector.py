@@ -132,6 +132,19 @@ async def test_what_cannot_be_seen_is_unknown_with_its_reason(host: Host) -> Non
     assert inspection.blind[0] == "the agent lacks CAP_SYS_PTRACE"
 
 
+async def test_what_is_asked_again_and_again_is_said_once(host: Host) -> None:
+    """A claim that waits until a device is free asks every two seconds."""
+    procfs, gone = host.root / "proc/self", host.root / "proc/self.away"
+    with capture_logs() as logs:
+        async with rig(host) as at:
+            for away in (True, True, False, True):
+                if procfs.exists() is away:
+                    (procfs if away else gone).rename(gone if away else procfs)
+                assert (await at.inspected(inspect(GPU, nodes=(NODE,)))).holders_known is not away
+    assert [entry["event"] for entry in logs] == ["holders-unknown"] * 2
+    assert logs[0]["function"] == GPU
+
+
 async def test_without_procfs_nothing_is_known(host: Host) -> None:
     (host.root / "proc/self").rmdir()
     async with rig(host) as at:
