@@ -26,6 +26,7 @@ import structlog
 
 from agent import __version__, compose
 from agent.cdi.files import DeleteSpec
+from agent.cdi.watch import SpecWatch
 from agent.claiming import Claiming
 from agent.config import Config
 from agent.config.finals import keep_finals
@@ -42,7 +43,7 @@ from agent.observe.health import Verdict, health, readiness
 from agent.observe.log import Log
 from agent.observe.metrics import CONTENT_TYPE, Metrics
 from agent.observe.systemd import Notifier
-from agent.reconcile.messages import RELOAD, Inbox, Pause, Reconfigure, Stop
+from agent.reconcile.messages import RELOAD, SPECS, Inbox, Pause, Reconfigure, Stop
 from agent.reconcile.plan import TRANSIENT
 from agent.reconcile.reconciler import Reconciler
 from agent.reconcile.state import PassReport, State
@@ -89,6 +90,10 @@ class Daemon:
         self._reload_by: float | None = None
         """When a reload counts as done, whatever is still waited for; None if none is under way."""
         self._hangup = asyncio.Event()
+        self._watch = SpecWatch(
+            self._parts.store.directories,
+            lambda at: self._inbox.hint(Hint(reason=SPECS, received=at)),
+        )
         self._claiming = Claiming(config, self._inbox, environ)
         self._reconciler = Reconciler(
             inbox=self._inbox,
@@ -110,6 +115,7 @@ class Daemon:
             proc=config.host.proc,
         )
         self._metrics.kinds = _kinds(self._parts)
+        self._metrics.watched = lambda: self._parts.store.directory in self._watch.watched
         self._claim_metrics: ClaimMetrics | None = None
         if self._claiming.desk is not None:
             self._claim_metrics = ClaimMetrics(self._claiming.desk, self._reconciler.snapshot)
@@ -162,7 +168,8 @@ class Daemon:
         self._inbox.order(Stop())
 
     def _open_sources(self) -> None:
-        """Open both sources; from here on nothing that happens is lost. Runs in a thread."""
+        """Open all sources; from here on nothing that happens is lost. Runs in a thread."""
+        self._watch.open()
         for source in SOURCES:
             try:
                 self._monitors.append(
@@ -182,6 +189,7 @@ class Daemon:
         tasks: dict[str, Coroutine[object, object, object]] = {
             f"source-{monitor.source}": self._listen(monitor) for monitor in self._monitors
         }
+        tasks["spec-watch"] = self._watch.run()
         tasks["reload"] = self._reload_on_hangup()
         where = self._sockets.get("metrics", ())
         listen = self._config.metrics.listen
@@ -266,6 +274,8 @@ class Daemon:
     def _on_pass(self, report: PassReport, state: State) -> None:
         self._last_pass = report.started + report.duration
         self._metrics.observe(report)
+        if report.looked_at is None or report.wrote:
+            self._watch.renew()  # directories may have come since
         if self._claim_metrics is not None:
             self._claim_metrics.observe()
         if RELOAD in report.reasons:
@@ -320,6 +330,7 @@ class Daemon:
                 continue
             self._config, self._parts = config, parts
             self._metrics.kinds = _kinds(parts)
+            self._watch.follow(parts.store.directories)
             self._inbox.order(Reconfigure(parts.rules, parts.scanner, parts.store, claim_rules))
             self._claiming.assign_again.set()
             _log.info("reloaded")

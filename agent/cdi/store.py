@@ -73,6 +73,11 @@ class Store:
         self._unfinished: set[str] = set()
         self._one_at_a_time = asyncio.Lock()
 
+    @property
+    def directories(self) -> tuple[str, ...]:
+        """Every directory in which a change matters, the one that we write to first."""
+        return (self.directory, *self._others)
+
     def read(self) -> Disk:
         """What is in the spec directories now. Blocks: call it in a thread.
 

@@ -97,6 +97,11 @@ EVENTS: Final[Mapping[str, Event]] = {
         "error",
         "The directory for spec files could not be made; the first publication tries again.",
     ),
+    "spec-watch-unavailable": Event(
+        "warning",
+        "A directory of specs cannot be watched: what others change there is found by looking "
+        "regularly. Said once.",
+    ),
     "spec-record-unusable": Event(
         "error", "The record of our spec files cannot be read; it was set aside."
     ),

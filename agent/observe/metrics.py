@@ -119,6 +119,8 @@ class Metrics:
     ) -> None:
         self.kinds: tuple[str, ...] = ()
         """The kinds that the configuration knows; to be set again when it changes."""
+        self.watched: Callable[[], bool] = lambda: False
+        """Whether changes of the spec directory by others are heard of."""
         self._version = version
         self._sources = sources
         self._inbox = inbox
@@ -215,6 +217,13 @@ class Metrics:
             "Whether the source of events hears anything (0: looking regularly instead).",
             per_source,
             {(name,): float(source.state == "up") for name, source in sources.items()},
+        )
+        yield gauge(
+            "spec_watch_up",
+            "Whether changes of the spec directory by others are heard of (0: found by looking "
+            "regularly instead).",
+            {},
+            {(): float(self.watched())},
         )
         yield counter(
             "queue_overflows",

@@ -21,6 +21,10 @@ RELOAD: Final = "reload"
 """The reason of the pass that ends a reload, whether there is a new configuration or not."""
 
 
+SPECS: Final = "specs"
+"""The reason of a hint at the spec directories: it brings no function into a look."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Stop:
     """The last message: end after the pass that is under way."""

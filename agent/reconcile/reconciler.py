@@ -34,7 +34,16 @@ from agent.host.model import (
     widen,
 )
 from agent.reconcile.desk import Desk, names_on_disk
-from agent.reconcile.messages import RELOAD, Finished, Inbox, Message, Pause, Reconfigure, Stop
+from agent.reconcile.messages import (
+    RELOAD,
+    SPECS,
+    Finished,
+    Inbox,
+    Message,
+    Pause,
+    Reconfigure,
+    Stop,
+)
 from agent.reconcile.news import news
 from agent.reconcile.plan import TRANSIENT, Plan, failed, node_paths, plan, succeeded
 from agent.reconcile.ports import Looker, SpecStore, Watchdog
@@ -103,6 +112,9 @@ class Reconciler:
         self._looked_at_all = -math.inf
         self._believes_state = False
         """The state is what the last look found; if not, the next one is at everything."""
+        self._read_at = -math.inf
+        """When the latest reading of the spec directories began."""
+        self._unprepared = ""
         self._wake_at = math.inf
         self.ready = asyncio.Event()
         """Set after the first pass that leaves nothing to wait for, or after ``ready_timeout``."""
@@ -113,7 +125,6 @@ class Reconciler:
 
     async def run(self) -> None:
         """Run passes until told to stop; the first one looks at everything."""
-        await self._prepare()
         hints = [Hint(reason="start", everything=True, received=self._clock())]
         while True:
             await self.run_pass(hints)
@@ -122,12 +133,18 @@ class Reconciler:
             # Messages are taken in every round, however long the next pass has been due: a host
             # that is slower than its own timers hears Stop all the same, and feeds the watchdog.
             while True:
-                messages = await self._inbox.batch(self._turn())
+                messages = [m for m in await self._inbox.batch(self._turn()) if self._is_news(m)]
                 if messages or self._clock() >= self._due_at:
                     break
             if any(isinstance(message, Stop) for message in messages):
                 return
             hints = [hint for message in messages for hint in await self._take(message)]
+
+    def _is_news(self, message: Message) -> bool:
+        """Whether a pass would learn from it: our own writes are changes of the directories too."""
+        if not isinstance(message, Hint) or message.reason != SPECS:
+            return True
+        return message.received >= self._read_at
 
     async def _take(self, message: Message) -> tuple[Hint, ...]:
         """Put a message where the next pass finds it; what it hints at."""
@@ -149,7 +166,6 @@ class Reconciler:
 
     async def settle(self) -> State:
         """Run passes without news until nothing is waited for, bounded by ``ready_timeout``."""
-        await self._prepare()
         hints = [Hint(reason="start", everything=True, received=self._clock())]
         while True:
             await self.run_pass(hints)
@@ -182,6 +198,9 @@ class Reconciler:
         before = self._state
 
         # Look. Both readings take one thread hop; from here on, facts and files are values.
+        if scope.everything:
+            await self._prepare()
+        self._read_at = self._clock()
         inventory, disk = await asyncio.to_thread(self._look, scope, before.inventory)
         if scope.everything:
             self._looked_at_all = started
@@ -210,14 +229,14 @@ class Reconciler:
         await self._perform(decision.withdrawals, acts)
         if acts.failures:
             # What could not be withdrawn keeps its paths: nothing else may be given them.
-            disk = await asyncio.to_thread(self._store.read)
+            disk = await self._read_again()
             stuck = _stuck(disk, acts.failures)
             decision = decide(disk, acts.memory, now=self._clock(), stuck=stuck)
             acts.memory = decision.memory
         acts.withdrawn_at = self._clock()
         await self._perform(decision.publications, acts)
         if acts.done:
-            disk = await asyncio.to_thread(self._store.read)
+            disk = await self._read_again()
 
         # Account.
         state = self._next_state(inventory, wanted, disk, decision, acts)
@@ -279,7 +298,15 @@ class Reconciler:
         try:
             await self._store.prepare()
         except StoreError as error:
-            _log.error("spec-directory-missing", problem=error.sentence, hint=error.hint)
+            if error.sentence != self._unprepared:
+                self._unprepared = error.sentence
+                _log.error("spec-directory-missing", problem=error.sentence, hint=error.hint)
+        else:
+            self._unprepared = ""
+
+    async def _read_again(self) -> Disk:
+        self._read_at = self._clock()
+        return await asyncio.to_thread(self._store.read)
 
     def _turn(self) -> float:
         """Feed the watchdog; seconds until it wants to be fed again, or a pass is due."""
@@ -315,7 +342,8 @@ class Reconciler:
             for asked in self._orders:
                 awaited |= asked.addresses
         inventory = self._state.inventory
-        return scope_of(hints, inventory) | widen(Scope(addresses=frozenset(awaited)), inventory)
+        facts = [hint for hint in hints if hint.reason != SPECS]
+        return scope_of(facts, inventory) | widen(Scope(addresses=frozenset(awaited)), inventory)
 
     def _look(self, scope: Scope, previous: Inventory) -> tuple[Inventory, Disk]:
         """Read the host and the spec directories; runs in a thread."""

@@ -1,7 +1,9 @@
 """What can go wrong around the agent on a private host: ports, files, file systems that hang."""
 
+import contextlib
 import ctypes
 import os
+import shutil
 import signal
 import socket
 import stat
@@ -66,6 +68,27 @@ class Mischief(AgentProcess):
     def read_file(self, path: str) -> str:
         """What a file says."""
         return Path(path).read_text()
+
+    def put_file(self, path: str, text: str) -> None:
+        """Replace a file by renaming another one, as most editors do."""
+        Path(f"{path}.tmp").write_text(text)
+        os.rename(f"{path}.tmp", path)
+
+    def chmod(self, path: str, mode: int) -> None:
+        """Change the permissions of a file."""
+        os.chmod(path, mode)
+
+    def files(self, directory: str) -> dict[str, str]:
+        """What every file in a directory says."""
+        found = {}
+        for name in os.listdir(directory):
+            with contextlib.suppress(FileNotFoundError):
+                found[name] = Path(directory, name).read_text()
+        return found
+
+    def remove_all(self, directory: str) -> None:
+        """Delete a directory with what is in it."""
+        shutil.rmtree(directory)
 
     def put_spec(self, path: str, kind: str, names: Iterable[str]) -> None:
         """Write the spec file of somebody else, whole from the first moment."""

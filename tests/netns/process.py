@@ -28,6 +28,11 @@ CONFIG: Final = "config.yaml"
 _ENVIRONMENT: Final = {"SYSTEMD_DEVICE_VERIFY_SYSFS": "0", "NOTIFY_SOCKET": NOTIFY}
 
 
+def refusing(what: str) -> tuple[str, ...]:
+    """What to start the agent through so that the kernel keeps something from it (`refuse`)."""
+    return sys.executable, "-m", "tests.netns.refuse", what
+
+
 class News(NamedTuple):
     """What is heard of the agent: that it is ready, or that a process has ended."""
 

@@ -100,7 +100,7 @@ def published(host: PrivateHost, directory: str = SPECS) -> Published:
         f"{spec['kind']}={device['name']}": tuple(
             sorted(
                 node.get("hostPath", node["path"])
-                for node in device["containerEdits"]["deviceNodes"]
+                for node in device["containerEdits"].get("deviceNodes", ())
             )
         )
         for spec in host.inside.specs(directory).values()

@@ -14,9 +14,9 @@ import structlog
 from agent.cdi.desired import Reason
 from agent.cdi.files import Disk
 from agent.errors import StoreError
-from agent.host.model import Hint, Inventory, Scope
+from agent.host.model import Address, Hint, Inventory, Scope
 from agent.host.scan import Scanner
-from agent.reconcile.messages import Reconfigure, Stop
+from agent.reconcile.messages import SPECS, Reconfigure, Stop
 from agent.reconcile.reconciler import Reconciler
 from agent.simulate import UdevMode
 from agent.simulate.host import arc_b50, arc_b60
@@ -329,6 +329,43 @@ class TestRun:
         assert one_gpu.reasons()[B50] == Reason.IGNORED
         one_gpu.inbox.order(Stop())
         await asyncio.wait_for(running, 10)
+
+    async def test_a_change_of_the_specs_that_was_read_since_leads_to_no_pass(
+        self, one_gpu: Rig
+    ) -> None:
+        """Our own writes are changes too; what others did afterwards is put right."""
+        file = one_gpu.specs / "cdi-agent_intel.com-gpu.yaml"
+        running = asyncio.create_task(one_gpu.reconciler.run())
+        while (await one_gpu.reports.get()).reasons != {"start": 1}:
+            pass
+        await one_gpu.do(file.unlink)
+        one_gpu.inbox.hint(Hint(reason=SPECS, received=one_gpu.now - 1))
+        one_gpu.inbox.hint(Hint(reason="kernel", address=Address(B60), received=one_gpu.now - 1))
+        assert (await one_gpu.reports.get()).reasons == {"kernel": 1}
+        await one_gpu.do(file.unlink)
+        one_gpu.inbox.hint(Hint(reason=SPECS, received=one_gpu.now))
+        report = await one_gpu.reports.get()
+        assert report.reasons == {"specs": 1}
+        assert report.looked_at == 0
+        assert file.exists()
+        one_gpu.inbox.order(Stop())
+        await asyncio.wait_for(running, 10)
+
+    async def test_a_directory_that_somebody_removed_is_made_again(self, rig: Rig) -> None:
+        """Consumers expect it, even while there is nothing to publish."""
+        await rig.step()
+        await rig.do(rig.specs.rmdir)
+        await rig.step(rig.rules.resync)
+        assert rig.specs.is_dir()
+
+    async def test_a_directory_that_cannot_be_made_is_said_once(self, rig: Rig) -> None:
+        await rig.do(rig.specs.write_text, "in the way")
+        await rig.step()
+        await rig.step(rig.rules.resync)
+        assert len(rig.logged("spec-directory-missing")) == 1
+        await rig.do(rig.specs.unlink)
+        await rig.step(rig.rules.resync)
+        assert rig.specs.is_dir()
 
 
 class Watchdog:
