@@ -1,9 +1,14 @@
 """`make install` and `make uninstall`, on a copy of this host that only the test sees."""
 
+import asyncio
 import subprocess
 from pathlib import Path
 
 import pytest
+
+from agent.vfio.journal import Journal
+from agent.vfio.model import Durable
+from tests.vfio.journals import STRAY
 
 pytestmark = [pytest.mark.netns, pytest.mark.systemd, pytest.mark.timeout(300)]
 
@@ -35,14 +40,31 @@ echo '# mine' > /etc/cdi-agent/config.yaml
 echo '# Written by cdi-agent, which rewrites it when devices come and go: do not edit.' \
   > /run/cdi/cdi-agent_intel.com-gpu.yaml
 echo 'kind: vendor.com/gpu' > /run/cdi/vendor.yaml
+mkdir -p /var/lib/cdi-agent && cp "$2/claims.json" /var/lib/cdi-agent/
+! systemd/install uninstall || exit 4
+test -x /opt/cdi-agent/bin/cdi-agent
+rm /var/lib/cdi-agent/claims.json
 systemd/install uninstall
 ls /opt /etc/systemd/system /etc/tmpfiles.d /etc/cdi-agent /run/cdi
 """
 
 
-def test_installs_a_working_service_and_takes_it_away_again() -> None:
+def test_installs_a_working_service_and_takes_it_away_again(tmp_path: Path) -> None:
+    """Unless somebody's device would be left on VFIO, and nobody would know where it belongs."""
+    asyncio.run(Journal(str(tmp_path)).save(Durable(strays=(STRAY,))))
     process = subprocess.run(
-        ["unshare", "--mount", "--propagation", "private", "bash", "-c", SCRIPT, "bash", ROOT],
+        [
+            "unshare",
+            "--mount",
+            "--propagation",
+            "private",
+            "bash",
+            "-c",
+            SCRIPT,
+            "bash",
+            ROOT,
+            tmp_path,
+        ],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -51,6 +73,7 @@ def test_installs_a_working_service_and_takes_it_away_again() -> None:
     assert process.returncode == 0, process.stderr
     refusal = "PREFIX=/opt/other is there and holds something else than cdi-agent"
     assert process.stderr.count(refusal) == 2
+    assert process.stderr.count("devices are claimed, or stranded") == 1
     installed, _, left = process.stdout.partition("cdi-agent is gone; /etc/cdi-agent stays.\n")
     assert "#!/opt/cdi-agent/bin/python" in installed
     assert "/etc/cdi-agent/config.yaml is good" in installed
