@@ -142,6 +142,43 @@ async def test_a_new_name_is_recorded_before_anything_else(place: Place) -> None
     assert steps == WRITE_STEPS
 
 
+@pytest.fixture
+def durable(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is synced, renamed and deleted, in order; temporary names as ``temp``."""
+    done: list[str] = []
+
+    def note(verb: str, path: str | Path) -> None:
+        name = os.path.basename(path)
+        done.append(f"{verb} {'temp' if name.endswith('.tmp') else name}")
+
+    def watch(verb: str, name: str, path: Callable[..., str]) -> None:
+        call = getattr(os, name)
+
+        def watched(*args: object, **fds: int) -> None:
+            note(verb, path(*args))
+            call(*args, **fds)
+
+        monkeypatch.setattr(os, name, watched)
+
+    watch("sync", "fsync", lambda fd: os.readlink(f"/proc/self/fd/{fd}"))
+    watch("name", "rename", lambda _old, new: new)
+    watch("delete", "unlink", lambda path: path)
+    return done
+
+
+async def test_a_content_is_durable_before_it_has_its_name_and_then_the_name(
+    place: Place, durable: list[str]
+) -> None:
+    """A machine that loses power keeps the old file or the new one, whole; deleted is deleted."""
+    store = place.store()
+    await store.apply(place.write(1))
+    record = ["delete temp", "sync temp", "name specs.json", "sync state"]
+    assert durable[-7:] == [*record, "sync temp", f"name {NAME}", "sync cdi"]
+    del durable[:]
+    await store.apply(place.delete())
+    assert durable == [f"delete {NAME}", "sync cdi"]
+
+
 async def test_a_withdrawal_never_waits_for_the_record(place: Place) -> None:
     await place.store().apply(place.write(1, 2))
     steps = Steps()
