@@ -116,6 +116,7 @@ class Reconciler:
         """When the latest reading of the spec directories began."""
         self._unprepared = ""
         self._wake_at = math.inf
+        self._saving: asyncio.Task[None] | None = None
         self.ready = asyncio.Event()
         """Set after the first pass that leaves nothing to wait for, or after ``ready_timeout``."""
 
@@ -129,7 +130,7 @@ class Reconciler:
         while True:
             await self.run_pass(hints)
             if not len(self._inbox):
-                await self._store.save_record()
+                self._save_record()
             # Messages are taken in every round, however long the next pass has been due: a host
             # that is slower than its own timers hears Stop all the same, and feeds the watchdog.
             while True:
@@ -137,8 +138,18 @@ class Reconciler:
                 if messages or self._clock() >= self._due_at:
                     break
             if any(isinstance(message, Stop) for message in messages):
-                return
+                break
             hints = [hint for message in messages for hint in await self._take(message)]
+        if self._saving is not None:
+            await self._saving
+
+    def _save_record(self) -> None:
+        """Begin to bring the record of what is ours to disk: no message waits for that disk."""
+        if self._saving is not None:
+            if not self._saving.done():
+                return
+            self._saving.result()  # it never fails; a bug shall show
+        self._saving = asyncio.create_task(self._store.save_record(), name="record")
 
     def _is_news(self, message: Message) -> bool:
         """Whether a pass would learn from it: our own writes are changes of the directories too."""

@@ -316,6 +316,27 @@ class TestRun:
         await asyncio.wait_for(rig.reconciler.run(), 10)
         assert rig.reconciler.snapshot().passes == 1
 
+    async def test_a_record_that_takes_its_time_holds_up_nothing(self, one_gpu: Rig) -> None:
+        """The disk of the state directory hangs in ``fsync``; specs lie on another."""
+        asked, disk = asyncio.Event(), asyncio.Event()
+
+        async def save_record() -> None:
+            asked.set()
+            await disk.wait()
+
+        one_gpu.store.save_record = save_record  # type: ignore[method-assign]
+        running = asyncio.create_task(one_gpu.reconciler.run())
+        await asyncio.wait_for(asked.wait(), 10)
+        await one_gpu.do(one_gpu.kernel.unplug, B50)
+        for hint in one_gpu.hints():
+            one_gpu.inbox.hint(hint)
+        while not (await asyncio.wait_for(one_gpu.reports.get(), 10)).withdrew:
+            pass
+        assert one_gpu.published() == {}
+        one_gpu.inbox.order(Stop())
+        disk.set()
+        await asyncio.wait_for(running, 10)
+
     async def test_a_new_configuration_is_applied_at_once(self, one_gpu: Rig) -> None:
         rules = dataclasses.replace(
             one_gpu.rules,
