@@ -26,7 +26,6 @@ from agent.cdi.files import PREFIX, Disk, ForeignFile, SpecFile
 from agent.cdi.parse import Peek, parse, peek
 from agent.cdi.record import Ledger, digest
 from agent.cdi.render import HEADER, render
-from agent.cdi.spec import Spec
 from agent.errors import SpecError
 from agent.host.files import OUT_OF_MEANS
 
@@ -71,6 +70,14 @@ class _Content:
     peeked: Peek | None = None
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Ours:
+    """What a content means: as long as a file has it, it is the same object."""
+
+    file: SpecFile
+    digest: str
+
+
 class Reader:
     """Reads the spec directories.
 
@@ -86,15 +93,15 @@ class Reader:
         self._ledger = ledger
         self._lock = threading.Lock()
         self._contents: dict[str, _Content] = {}
-        self._specs: dict[str, tuple[bytes, Spec | None]] = {}
+        self._ours: dict[str, _Ours] = {}
         self._foreign: dict[str, tuple[bytes, ForeignFile]] = {}
         self._seen: set[str] = set()
         self._said: set[tuple[str, str]] = set()
 
-    def expect(self, path: str, content: bytes, spec: Spec) -> None:
-        """Learn what a content means, so that it need not be parsed when it is found."""
+    def expect(self, file: SpecFile, digest: str) -> None:
+        """Learn what a content means, so that it need not be understood when it is found."""
         with self._lock:
-            self._specs[path] = (content, spec)
+            self._ours[file.path] = _Ours(file, digest)
 
     def read(self, unfinished: Collection[str] = ()) -> Disk:
         """Read everything.
@@ -123,7 +130,7 @@ class Reader:
                             foreign.append(item)
                         case str():
                             leftovers.append(item)
-            for cache in (self._contents, self._specs, self._foreign):
+            for cache in (self._contents, self._ours, self._foreign):
                 for path in cache.keys() - self._seen:
                     del cache[path]
             return Disk(self._directory, ours, tuple(leftovers), tuple(foreign))
@@ -245,26 +252,24 @@ class Reader:
         if data is None:
             self._say_once("spec-file-changed", path, problem=content.problem)
             return SpecFile(path, b"", None)
+        known = self._ours.get(path)
+        if known is None or known.file.content != data:
+            known = self._ours[path] = _Ours(self._parsed(path, data), digest(data))
         expected = self._ledger.expected_hash(real, entry.name, authentic=content.authentic)
-        if expected is None or expected == digest(data):
+        if expected is None or expected == known.digest:
             self._said.discard(("spec-file-changed", path))
         else:
             self._say_once("spec-file-changed", path, problem="it is not what cdi-agent wrote")
-        spec = self._spec(path, data)
         if entry.is_file and entry.mode == FILE_MODE:
-            return SpecFile(path, data, spec)
-        return SpecFile(path, b"", spec)
+            return known.file
+        return SpecFile(path, b"", known.file.spec)
 
-    def _spec(self, path: str, data: bytes) -> Spec | None:
-        known = self._specs.get(path)
-        if known is None or known[0] != data:
-            try:
-                known = (data, parse(data))
-            except SpecError as error:
-                self._say_once("spec-file-unreadable", path, problem=error.sentence)
-                known = (data, None)
-            self._specs[path] = known
-        return known[1]
+    def _parsed(self, path: str, data: bytes) -> SpecFile:
+        try:
+            return SpecFile(path, data, parse(data))
+        except SpecError as error:
+            self._say_once("spec-file-unreadable", path, problem=error.sentence)
+            return SpecFile(path, data, None)
 
     def _foreign_file(self, path: str, content: _Content, *, own: bool) -> ForeignFile:
         shown = printable(path)

@@ -169,11 +169,12 @@ class Ledger:
             self._record = self._load().with_file(directory, name, content)
         self.save()
 
-    def confirm(self, directory: str, name: str, content: bytes) -> None:
-        """Note that this content is on disk now, by our own hand."""
+    def confirm(self, directory: str, name: str, content: bytes) -> str:
+        """Note that this content is on disk now, by our own hand; its hash."""
         with self._lock:
             self._record = self._load().with_file(directory, name, content)
             self._confirmed.add((directory, name))
+            return self._record.directories[directory][name]
 
     def remove(self, directory: str, name: str) -> None:
         """Note that a file is gone."""

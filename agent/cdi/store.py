@@ -33,7 +33,15 @@ from agent.cdi.directory import (
     printable,
     require_in_place,
 )
-from agent.cdi.files import PREFIX, Action, DeleteSpec, Disk, SetAside, WriteSpec
+from agent.cdi.files import (
+    PREFIX,
+    Action,
+    DeleteSpec,
+    Disk,
+    SetAside,
+    SpecFile,
+    WriteSpec,
+)
 from agent.cdi.reader import Reader, is_authentic
 from agent.cdi.record import Ledger
 from agent.errors import StoreError
@@ -184,8 +192,13 @@ class Store:
     def _draft(self, directory: Directory, name: str, action: WriteSpec) -> Draft | None:
         real = os.path.realpath(self.directory)
         entry = directory.entry(name)
-        old = None if entry is None else self._owned(directory, real, entry)
-        if entry is not None and old == action.content and entry.mode == FILE_MODE:
+        if entry is not None:
+            self._require_ours(directory, real, entry)
+        if (
+            entry is not None
+            and entry.mode == FILE_MODE
+            and _holds(directory, entry, action.content)
+        ):
             directory.sync()  # an earlier try may have failed at just that
             require_in_place(directory)
             self._wrote(action, real, name)
@@ -198,8 +211,8 @@ class Store:
             self._step("recorded")
         return Draft(directory, name, self._step)
 
-    def _owned(self, directory: Directory, real: str, entry: Entry) -> bytes | None:
-        """The content of a file of ours; None if what is there can only be replaced.
+    def _require_ours(self, directory: Directory, real: str, entry: Entry) -> None:
+        """Refuse to touch what is not ours.
 
         Raises:
             StoreError: It is not ours to replace or delete.
@@ -210,20 +223,14 @@ class Store:
                 f"{path} is a directory, and the name of a spec file of cdi-agent",
                 hint="move it away; cdi-agent removes no directory",
             )
-        content = None
-        if entry.is_file:
-            try:
-                content = directory.read(entry.name)[1]
-            except OSError:
-                content = None
         if self._ledger.record.knows(real, entry.name):
-            return content
+            return
+        content = _content(directory, entry)
         if content is None or not is_authentic(entry.name, content):
             raise StoreError(
                 f"{path} was not written by cdi-agent",
                 hint="move it away if nothing needs it; cdi-agent changes no file of others",
             )
-        return content
 
     def _finish(self, draft: Draft, action: WriteSpec) -> None:
         """Let go of everything; a name that came to nothing is not ours to keep."""
@@ -236,9 +243,9 @@ class Store:
             self._ledger.remove(real, draft.name)
 
     def _wrote(self, action: WriteSpec, real: str, name: str) -> None:
-        self._ledger.confirm(real, name, action.content)
+        mark = self._ledger.confirm(real, name, action.content)
         if action.spec is not None:
-            self._reader.expect(action.path, action.content, action.spec)
+            self._reader.expect(SpecFile(action.path, action.content, action.spec), mark)
 
     def _delete(self, path: str) -> None:
         parent, name = os.path.split(path)
@@ -250,7 +257,7 @@ class Store:
                 real = os.path.realpath(parent)
                 entry = directory.entry(name)
                 if entry is not None and not is_temp(name):
-                    self._owned(directory, real, entry)
+                    self._require_ours(directory, real, entry)
                 directory.unlink(name)
                 self._step("unlinked")
                 directory.sync()
@@ -278,6 +285,21 @@ class Store:
             return
         except OSError as error:
             raise fault("set aside", path, error) from error
+
+
+def _content(directory: Directory, entry: Entry) -> bytes | None:
+    """What a file holds; None if it is none, or cannot be read."""
+    if not entry.is_file:
+        return None
+    try:
+        return directory.read(entry.name)[1]
+    except OSError:
+        return None
+
+
+def _holds(directory: Directory, entry: Entry, content: bytes) -> bool:
+    """Whether a file has this content; mostly its size tells that it has not."""
+    return entry.status.st_size == len(content) and _content(directory, entry) == content
 
 
 def is_our_name(name: str) -> bool:
