@@ -286,8 +286,10 @@ def names_on_disk(
     """
     found: dict[Address, tuple[str, ...]] = {}
     known: set[tuple[str, str]] = set()
+    kinds = {kind for kind, _ in state.published}
+    files = {kind: disk.ours.get(layout.path(kind)) for kind in kinds}
     for (kind, address), name in state.published.items():
-        file = disk.ours.get(layout.path(kind))
+        file = files[kind]
         if file is not None and name in file.devices:
             found[address] = (*found.get(address, ()), f"{kind}={name}")
             known.add((file.path, name))

@@ -16,7 +16,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import structlog
 
@@ -25,6 +25,7 @@ from agent.cdi.files import Action, DeleteSpec, Disk, WriteSpec
 from agent.errors import AgentError, LookError, StoreError
 from agent.host.model import (
     EVERYTHING,
+    Address,
     DeviceNumber,
     Hint,
     Hold,
@@ -295,9 +296,12 @@ class Reconciler:
             return ()
         orders, self._orders = self._orders, []
         results, self._results = self._results, []
+        names: Mapping[Address, tuple[str, ...]] = {}
+        if orders or self._desk.awaited:  # else nobody asks, and there may be hundreds
+            names = names_on_disk(self._state, disk, self._rules.layout, self._desk.holds())
         await self._desk.advance(
             inventory,
-            names_on_disk(self._state, disk, self._rules.layout, self._desk.holds()),
+            names,
             {w.address: w.detail for w in self._state.withheld},
             orders=orders,
             results=results,
@@ -395,15 +399,15 @@ class Reconciler:
         acts: _Acts,
     ) -> State:
         """What is true now, read back from the disk rather than believed of the actions."""
-        path = self._rules.layout.path
         published: dict[Key, str] = {}
         withheld = list(decision.withheld)
+        paths = {kind: self._rules.layout.path(kind) for kind in {k for k, _ in decision.published}}
+        devices = {k: disk.ours[path].devices for k, path in paths.items() if path in disk.ours}
         for key, name in decision.published.items():
-            file = disk.ours.get(path(key[0]))
-            if file is not None and name in file.devices:
+            if name in devices.get(key[0], ()):
                 published[key] = name
             else:
-                retry = acts.memory.retries.get(path(key[0]))
+                retry = acts.memory.retries.get(paths[key[0]])
                 detail = "its spec file is not on disk" if retry is None else retry.problem
                 withheld.append(Withheld(key[1], key[0], Reason.STORE, detail))
         retries = acts.memory.retries
