@@ -54,7 +54,7 @@ def news(before: State, after: State, *, unconfirmed: Sequence[Key] = ()) -> Ite
 def _environment(before: State, after: State) -> Iterator[News]:
     old, new = before.inventory.environment, after.inventory.environment
     first = before.passes == 0
-    if not new.devtmpfs and (first or old.devtmpfs):
+    if _is_withheld(after, Reason.STATIC_DEV) and not _is_withheld(before, Reason.STATIC_DEV):
         yield News(
             logging.WARNING,
             "static-dev",
@@ -80,6 +80,10 @@ def _environment(before: State, after: State) -> Iterator[News]:
             yield News(
                 logging.WARNING, "function-unreadable", {"device": address, "problem": problem}
             )
+
+
+def _is_withheld(state: State, reason: Reason) -> bool:
+    return any(withheld.reason is reason for withheld in state.withheld)
 
 
 def _withheld(before: State, after: State) -> Iterator[News]:

@@ -35,10 +35,14 @@ def test_an_ordinary_start_says_nothing() -> None:
     assert events(START, RUNNING) == []
 
 
-def test_a_static_dev_is_said_once() -> None:
+def test_a_static_dev_is_said_once_where_it_costs_something() -> None:
+    """Not where the configuration allows it, nor where there is nothing to publish."""
     static = with_environment(RUNNING, devtmpfs=False)
-    assert events(START, static) == ["static-dev"]
-    assert events(static, static) == []
+    assert events(START, static) == []
+    why = Withheld(A, GPU, Reason.STATIC_DEV, "why")
+    withheld = dataclasses.replace(static, withheld=(why,))
+    assert events(static, withheld) == ["static-dev", "withheld"]
+    assert events(withheld, withheld) == []
 
 
 def test_udevd_going_and_coming_is_said_each_time() -> None:
