@@ -83,6 +83,8 @@ class Daemon:
         self._parts = compose.parts(config)
         self._inbox = Inbox(config.reconcile.queue_size)
         self._monitors: list[Monitor] = []
+        self._unavailable: set[str] = set()
+        """Sources that this process can never have."""
         self._last_pass: float | None = None
         self._stopping = False
         self._owes_ready = True
@@ -180,9 +182,11 @@ class Daemon:
                     )
                 )
             except SourceUnavailableError as error:
-                _log.warning(
-                    "source-unavailable", source=source, problem=error.sentence, hint=error.hint
-                )
+                self._do_without(source, error)
+
+    def _do_without(self, source: str, error: SourceUnavailableError) -> None:
+        self._unavailable.add(source)
+        _log.warning("source-unavailable", source=source, problem=error.sentence, hint=error.hint)
 
     def _root_tasks(self) -> dict[str, Coroutine[object, object, object]]:
         """Everything that runs beside the reconciler, by name."""
@@ -226,12 +230,7 @@ class Daemon:
         try:
             await monitor.run()
         except SourceUnavailableError as error:
-            _log.warning(
-                "source-unavailable",
-                source=monitor.source,
-                problem=error.sentence,
-                hint=error.hint,
-            )
+            self._do_without(monitor.source, error)
             await _for_ever()
 
     # --- what the control socket talks to ---------------------------------------------------------
@@ -256,7 +255,8 @@ class Daemon:
             "healthy": verdict.ok,
             "problems": list(verdict.problems),
             "ready": self._reconciler.ready.is_set(),
-            "sources": {monitor.source: monitor.state.value for monitor in self._monitors},
+            "sources": dict.fromkeys(self._unavailable, "unavailable")
+            | {monitor.source: monitor.state.value for monitor in self._monitors},
         }
 
     # --- while it runs ----------------------------------------------------------------------------
@@ -305,6 +305,7 @@ class Daemon:
             last_pass=self._last_pass,
             now=time.monotonic(),
             patience=self._parts.rules.resync + PATIENCE,
+            unavailable=self._unavailable,
         )
 
     def _readiness(self) -> Verdict:

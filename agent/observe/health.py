@@ -58,6 +58,7 @@ def health(
     last_pass: float | None,
     now: float,
     patience: float,
+    unavailable: Iterable[str] = (),
 ) -> Verdict:
     """Judge whether the specs on this host can be relied on.
 
@@ -68,16 +69,19 @@ def health(
         now: Monotonic time.
         patience: Seconds that may pass between two passes before the loop counts as stuck; more
             than ``resync``.
+        unavailable: Sources that this process can never have.
     """
     found = list(problems)
     if last_pass is None:
         found.append("no pass has ended yet")
     elif now - last_pass > patience:
         found.append(f"the last pass ended {now - last_pass:.0f} s ago: the loop is stuck")
+    states = {source.source: source.state for source in sources}
+    states |= dict.fromkeys(unavailable, "unavailable")
     notes = tuple(
-        f"the source {source.source} is {source.state}: changes are found by looking regularly"
-        for source in sources
-        if source.state != "up"
+        f"the source {source} is {state}: changes are found by looking regularly"
+        for source, state in states.items()
+        if state != "up"
     )
     return Verdict(not found, tuple(found), notes)
 

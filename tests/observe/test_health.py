@@ -59,6 +59,21 @@ def test_health(
     assert verdict == expected
 
 
+def test_a_source_that_can_never_be_had_is_a_note_and_no_problem() -> None:
+    verdict = health(
+        problems=(),
+        sources=[FakeSource(state="up")],
+        last_pass=990.0,
+        now=1000.0,
+        patience=360.0,
+        unavailable=["udev"],
+    )
+    assert verdict.ok
+    assert verdict.notes == (
+        "the source udev is unavailable: changes are found by looking regularly",
+    )
+
+
 @pytest.mark.parametrize(
     ("ready", "stopping", "ok"),
     [(True, False, True), (False, False, False), (True, True, False), (False, True, False)],
