@@ -17,7 +17,7 @@ from agent.cdi.sheet import sheets
 from agent.cdi.spec import Spec
 from agent.host import capture
 from tests.conftest import IN_CI
-from tests.netns.inside import Ended
+from tests.netns.consumers import Ended
 from tests.netns.outside import PrivateHost, UnusableError
 
 pytestmark = pytest.mark.podman

@@ -22,7 +22,7 @@ import sys
 import threading
 import traceback
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
@@ -36,27 +36,20 @@ from agent.simulate.kernel import Kernel
 from agent.simulate.nodes import make_real
 from agent.simulate.scenario import Act, Scenario, load
 from agent.simulate.stage import SimulatedStage
-from tests.netns.mischief import Mischief
+from tests.netns.consumers import Consumers
 from tests.netns.netlink import KernelSender, Properties, UdevSender, body
-from tests.netns.process import START
+from tests.netns.process import NOTIFY, START
 
 SPECS: Final = "/run/cdi"
 OTHER_SPECS: Final = "/etc/cdi"
 MOVED_SPECS: Final = "/run/cdi-elsewhere"
 """What the consumer watches beside it: it need not exist."""
 METRICS: Final = "http://127.0.0.1:9478/metrics"
+HEALTH: Final = "http://127.0.0.1:9478/healthz"
 _NODES: Final = (("null", 3), ("zero", 5), ("full", 7), ("random", 8), ("urandom", 9))
 
 Request = tuple[str, str, tuple[Any, ...], dict[str, Any]]
 """Which object, which of its methods or properties, and the arguments."""
-
-
-class Ended(NamedTuple):
-    """How a program ended."""
-
-    status: int
-    output: str
-    errors: str
 
 
 class Write(NamedTuple):
@@ -116,7 +109,7 @@ class Watch:
         return writes
 
 
-class Inside(Mischief):
+class Inside(Consumers):
     """The host; `outside.PrivateHost` calls its methods."""
 
     def __init__(self, work: str) -> None:
@@ -169,9 +162,28 @@ class Inside(Mischief):
         shutil.rmtree(OTHER_SPECS, ignore_errors=True)
         os.mkdir(OTHER_SPECS)
         run("mount", "--bind", f"{host}/run", "/run")
-        run("mount", "-t", "tmpfs", "tmpfs", "/var/lib")
+        run("mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", "/var/lib")
         os.mkdir(SPECS)
         run("ip", "link", "set", "lo", "up")
+
+    @property
+    def elsewhere(self) -> str:
+        """A folder in which the host's /sys, /dev and /run are to be found too."""
+        return str(self._kernel_root)
+
+    @property
+    def with_own_folders(self) -> tuple[str, ...]:
+        """What to start the agent through so that its own /sys, /dev and /run are not the host's.
+
+        But for what libudev has to find: that udevd runs.
+        """
+        script = (
+            "for folder in /sys /dev /run; do mount -t tmpfs tmpfs $folder || exit 1; done && "
+            f"mknod -m 666 /dev/null c 1 3 && mkdir /run/udev && touch {NOTIFY} && "
+            f"mount --bind {self._kernel_root}/run/udev /run/udev && "
+            f'mount --bind {self._kernel_root}{NOTIFY} {NOTIFY} && exec "$@"'
+        )
+        return "unshare", "--mount", "sh", "-c", script, "sh"
 
     # --- what others see of it --------------------------------------------------------------------
 
@@ -233,42 +245,6 @@ class Inside(Mischief):
         output, _ = self._reader.communicate(timeout=START)
         findings: dict[str, Any] = json.loads(output)
         return findings
-
-    def podman(self, devices: Sequence[str], *command: str) -> Ended:
-        """Run a command in a container that is given CDI devices."""
-        rootfs = self._root_of_containers()
-        place = "/run/podman"  # podman wants a short one
-        result = subprocess.run(
-            [
-                "podman",
-                *(f"--root={place}/root", f"--runroot={place}/run", f"--tmpdir={place}/tmp"),
-                *("--storage-driver=vfs", "--cgroup-manager=cgroupfs", "--events-backend=file"),
-                *("--log-level=error", "--runtime=crun"),
-                *("run", "--rm", "--network=none", "--cgroups=disabled"),
-                # The default ones are above what may be set here.
-                *("--ulimit=nofile=20000:20000", "--ulimit=nproc=1000:1000"),
-                *(f"--device={device}" for device in devices),
-                "--rootfs",
-                f"{rootfs}:O",
-                *command,
-            ],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        return Ended(result.returncode, result.stdout, result.stderr)
-
-    def _root_of_containers(self) -> str:
-        root = Path(self._work, "rootfs")
-        if not root.exists():
-            busybox = shutil.which("busybox")
-            assert busybox is not None
-            for name in ("bin", "dev", "proc", "sys", "etc", "tmp", "run"):
-                (root / name).mkdir(parents=True)
-            shutil.copy(busybox, root / "bin/busybox")
-            for name in ("sh", "ls", "stat", "find"):
-                (root / "bin" / name).symlink_to("busybox")
-        return str(root)
 
     # --- what goes on while the test does something else ------------------------------------------
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-from tests.netns.process import START, AgentProcess
+from tests.netns.process import NOBODY, START, AgentProcess
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 _FUSE: Final = os.makedev(10, 229)
@@ -48,6 +48,15 @@ class Mischief(AgentProcess):
         except urllib.error.URLError:
             return False
 
+    def get_or_nothing(self, url: str) -> str:
+        """What is answered, or nothing if nobody does."""
+        try:
+            with urllib.request.urlopen(url, timeout=START) as answer:  # noqa: S310 - ours
+                text: str = answer.read().decode()
+                return text
+        except urllib.error.URLError:
+            return ""
+
     # --- the agent --------------------------------------------------------------------------------
 
     def kill_after(self, seconds: float) -> None:
@@ -77,6 +86,10 @@ class Mischief(AgentProcess):
     def chmod(self, path: str, mode: int) -> None:
         """Change the permissions of a file."""
         os.chmod(path, mode)
+
+    def chown(self, path: str) -> None:
+        """Give it to the user without privileges."""
+        os.chown(path, NOBODY, NOBODY)
 
     def files(self, directory: str) -> dict[str, str]:
         """What every file in a directory says."""

@@ -24,13 +24,26 @@ import agent
 START: Final = 30.0
 """Seconds in which the agent must be ready, and in which it must have ended."""
 NOTIFY: Final = "/run/notify"
-CONFIG: Final = "config.yaml"
+NOBODY: Final = 65534
+CONFIG: Final = "/etc/cdi-agent/config.yaml"
 _ENVIRONMENT: Final = {"SYSTEMD_DEVICE_VERIFY_SYSFS": "0", "NOTIFY_SOCKET": NOTIFY}
 
 
 def refusing(what: str) -> tuple[str, ...]:
     """What to start the agent through so that the kernel keeps something from it (`refuse`)."""
     return sys.executable, "-m", "tests.netns.refuse", what
+
+
+def unprivileged() -> tuple[str, ...]:
+    """What to start the agent through so that it is an ordinary user.
+
+    One that may read everything, as the program may lie where only its owner may look.
+    """
+    reads = "dac_read_search"
+    return (
+        *("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"),
+        *(f"--bounding-set=-all,+{reads}", f"--inh-caps=-all,+{reads}", f"--ambient-caps=+{reads}"),
+    )
 
 
 class News(NamedTuple):
@@ -93,7 +106,7 @@ class AgentProcess:
         self._told.clear()
         with open(self._folder / "agent.log", "ab") as log:
             self._agent = subprocess.Popen(
-                [*through, sys.executable, "-m", "agent", "run", "--config", self._config],
+                [*through, sys.executable, "-m", "agent", "run", "--config", CONFIG],
                 cwd=Path(agent.__file__).parents[1],
                 env={**os.environ, **_ENVIRONMENT, **(environ or {})},
                 stdin=subprocess.DEVNULL,
@@ -159,13 +172,10 @@ class AgentProcess:
 
     # --- what it is told, and what it says --------------------------------------------------------
 
-    @property
-    def _config(self) -> str:
-        return str(self._folder / CONFIG)
-
     def configure(self, text: str) -> None:
         """Write its configuration; it reads it at its start and at SIGHUP."""
-        Path(self._config).write_text(text)
+        os.makedirs(os.path.dirname(CONFIG), exist_ok=True)
+        Path(CONFIG).write_text(text)
 
     def reload(self, settings: Mapping[str, Any]) -> None:
         """Change its configuration, and wait until it says that it has dealt with that."""
@@ -186,6 +196,13 @@ class AgentProcess:
     def agent_log(self) -> str:
         """All that it and its predecessors wrote."""
         return (self._folder / "agent.log").read_text(errors="replace")
+
+    def log_stream(self) -> str:
+        """What systemd would call the stream of its log (JOURNAL_STREAM)."""
+        log = self._folder / "agent.log"
+        log.touch()
+        status = log.stat()
+        return f"{status.st_dev}:{status.st_ino}"
 
     def agent_memory(self) -> int:
         """Its resident memory in KiB."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.netns.inside import Ended
+from tests.netns.consumers import Ended
 from tests.netns.outside import PrivateHost
 from tests.netns.story import ALL, A, B, becomes_true, published, start
 
