@@ -40,7 +40,6 @@ def releasing(turn: Turn, claim: Claim) -> Claim | None:
     """The journal has to say that the claim is not in force, and the specs must not have it."""
     if not turn.is_journalled(claim):
         if turn.journal_failed(claim):
-            turn.wake(turn.now + turn.deadlines.poll)
             what = f"the journal could not be written: {turn.seen.journal_problem}"
             return _hinder(turn, claim, problem(Code.JOURNAL_FAILED, what))
         return claim
@@ -60,7 +59,7 @@ def freeing(turn: Turn, claim: Claim) -> Claim | None:
     if is_busy(turn, claim):
         return claim
     if claim.inspection is None:
-        return _ask(turn, claim, _reachable(turn, claim))
+        return _ask(turn, claim, claim.moving)
     obstacle = _in_the_way(turn, claim, claim.inspection)
     if obstacle is None or claim.force:
         return turn.enter(_with_overrides(claim, claim.inspection), Phase.RETURNING)
@@ -181,11 +180,6 @@ def _give_up(turn: Turn, claim: Claim, reason: Problem) -> None:
 # --- looking --------------------------------------------------------------------------------------
 
 
-def _reachable(turn: Turn, claim: Claim) -> list[FunctionState]:
-    """The functions that can be asked: to read of one that hangs would hang too."""
-    return [each for each in claim.moving if each.address not in turn.children]
-
-
 def _written(claim: Claim) -> list[FunctionState]:
     """The functions on which something of ours could be left."""
     return [each for each in claim.moving if each.written and not (each.problem or each.gone)]
@@ -218,7 +212,9 @@ def _later(turn: Turn, claim: Claim, seconds: float) -> Claim:
 def _in_the_way(turn: Turn, claim: Claim, inspection: Inspection) -> Problem | None:
     """Who uses what has to be unbound."""
     bound = []
-    for state in _reachable(turn, claim):
+    for state in claim.moving:
+        if state.address in turn.children:
+            continue  # it is looked at anew when the kernel has let go of it
         function = turn.find(state.origin)
         if isinstance(function, Function) and not is_back(function, state.origin):
             if function.virtfns:

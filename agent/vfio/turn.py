@@ -117,9 +117,11 @@ class Turn:
 
     def journal_failed(self, claim: Claim) -> bool:
         """Whether the journal had its chance to save the claim as it is, and could not."""
+        self.wake(self.now + self.deadlines.poll)
         before = self.before.live.get(claim.id)
-        had_its_chance = before is not None and before.record == claim.record
-        return had_its_chance and bool(self.seen.journal_problem)
+        if before is None or not before.is_in_journal or before.record != claim.record:
+            return False  # the problem is of an earlier pass
+        return bool(self.seen.journal_problem)
 
     def may_write(self, claim: Claim, address: Address) -> bool:
         """Whether anything may be written to a function of a claim.
@@ -152,7 +154,8 @@ class Turn:
         self._serial += 1
         inspect = Inspect(
             claim=claim.id,
-            addresses=addresses,
+            # To read of a function that hangs would hang too.
+            addresses=tuple(each for each in addresses if each not in self.children),
             node_paths=self.node_paths(addresses) if nodes else (),
             drivers=tuple(dict.fromkeys(drivers)),
             serial=self._serial,

@@ -19,6 +19,7 @@ from tests.vfio.world import (
     answers,
     does_nothing,
     hangs,
+    is_slow,
 )
 
 MOVING = tuple(shape for shape in SHAPES if shape.moved)
@@ -183,6 +184,127 @@ def test_what_fails_there_and_back_is_back_or_stranded(shape: Shape, fault: Faul
                 assert world.answers[world.ask(Recover(each, force=True))].ok
             assert world.state() == before
             assert not world.stranded
+
+
+def test_a_write_is_made_again_after_a_moment_that_grows() -> None:
+    world = world_of(ONE)
+    world.faults.append((lambda write: write.step is Step.OVERRIDE, answers(errno.EBUSY)))
+    world.ask(ONE.prepare)
+    began, second, third = world.written_at[:3]
+    assert (second - began, third - second) == (0.25, 0.5)
+
+
+def test_without_its_override_a_function_is_not_unbound() -> None:
+    """It would go to whatever driver the kernel prefers."""
+    world = world_of(ONE)
+    fails(world, answers(errno.EIO), Write("vm", GPU, Step.OVERRIDE, "vfio-pci"))
+    assert not world.answers[world.ask(ONE.prepare)].ok
+    assert {write.step for write in world.writes} == {Step.OVERRIDE}
+
+
+def test_nobody_waits_for_the_entry_of_what_is_stranded() -> None:
+    world = world_of(ONE)
+    world.ask(ONE.prepare)
+    began = world.now
+    fails(world, answers(errno.EIO), Write("vm", GPU, Step.UNBIND, GPU))
+    ticket = world.post(RELEASE)
+    world.run(patience=1)
+    assert world.answers[ticket].problems
+    assert world.now - began < 1
+
+
+def test_the_end_of_a_claim_waits_for_the_specs_but_not_for_ever() -> None:
+    """The devices are back whatever becomes of their entries: that is not fatal."""
+    world = world_of(ONE)
+    before = world.state()
+    world.ask(ONE.prepare)
+    began = world.now
+
+    def specs_fail() -> None:
+        world.specs_readonly = any(
+            claim.phase in {Phase.RETURNING, Phase.VERIFYING, Phase.RESTORING}
+            for claim in world.claims.live.values()
+        )
+
+    world.before_pass = specs_fail
+    assert world.answers[world.ask(RELEASE)].ok
+    assert world.now - began == world.rules.deadlines.restore
+    assert world.state() == before
+
+
+def test_a_journal_that_failed_another_claim_is_no_reason_to_refuse_this_one() -> None:
+    """What could not be saved a moment ago says nothing about what was never tried."""
+    world = world_of(TWO)
+    first = world.post(ONE.prepare)
+    world.step()
+    world.journal_full = True
+    second = world.post(ONE.prepare.__class__("other", ONE.prepare.mode, (OTHER_GPU,)))
+    world.step()  # the first one goes to the journal, in vain
+    world.journal_full = False
+    world.run()
+    assert [p.code for p in world.answers[first].problems] == [Code.JOURNAL_FAILED]
+    assert world.answers[second].ok
+
+
+# --- somebody else --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("phase", [Phase.MOVING, Phase.RETURNING])
+def test_what_somebody_else_moved_meanwhile_is_not_touched_any_more(phase: Phase) -> None:
+    """It is reported, and the other functions go back."""
+    world = world_of(AUDIO_TOO)
+
+    def somebody_binds_it() -> None:
+        claim = world.claims.live.get("vm")
+        if claim is not None and claim.phase is phase and world.chips[GPU].driver is None:
+            world.chips[GPU].driver = "pci-stub"
+            world.before_pass = lambda: None
+
+    world.before_pass = somebody_binds_it
+    first = world.answers[world.ask(AUDIO_TOO.prepare)]
+    second = world.answers[world.ask(RELEASE)]
+    assert world.chips[GPU].driver == "pci-stub"
+    assert world.state()[AUDIO] == ("snd_hda_intel", None)
+    assert world.stranded == {GPU}
+    problem = (second if first.ok else first).problems[0]
+    assert "somebody else put 0000:03:00.0 on pci-stub" in problem.sentence
+    assert not world.answers[world.ask(Recover(GPU))].ok
+    assert world.answers[world.ask(Recover(GPU, force=True))].ok
+    assert world.state()[GPU] == ("xe", None)
+
+
+def test_an_override_that_somebody_sets_meanwhile_is_not_overwritten() -> None:
+    world = world_of(ONE)
+
+    def somebody_sets_it() -> None:
+        if any(claim.phase is Phase.WITHDRAWING for claim in world.claims.live.values()):
+            world.chips[GPU].override = "i915"
+
+    world.before_pass = somebody_sets_it
+    answer = world.answers[world.ask(ONE.prepare)]
+    assert [p.code for p in answer.problems] == [Code.CHANGED]
+    assert "driver_override" in answer.problems[0].sentence
+    assert not world.writes
+    assert world.chips[GPU].override == "i915"
+
+
+# --- a write that is slow -------------------------------------------------------------------------
+
+
+def test_the_way_back_waits_for_the_writes_that_are_on_their_way() -> None:
+    """What is read of a function before they have ended is not true after."""
+    world = world_of(AUDIO_TOO)
+    before = world.state()
+    world.faults.append((lambda w: (w.address, w.step) == (AUDIO, Step.UNBIND), is_slow))
+    fails(world, answers(errno.EIO), Write("vm", GPU, Step.UNBIND, GPU), Phase.MOVING)
+    ticket = world.ask(AUDIO_TOO.prepare)
+    assert ticket not in world.answers
+    assert world.claims.live["vm"].phase is Phase.FREEING
+    world.faults.clear()
+    world.finish()
+    world.run()
+    assert [p.code for p in world.answers[ticket].problems] == [Code.MOVE_FAILED]
+    assert world.state() == before
 
 
 # --- a write that hangs ---------------------------------------------------------------------------

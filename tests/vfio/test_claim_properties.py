@@ -26,6 +26,7 @@ from tests.vfio.world import (
     audio,
     does_nothing,
     hangs,
+    is_slow,
 )
 
 ADDRESSES = (GPU, AUDIO, OTHER_GPU)
@@ -57,6 +58,7 @@ class History:
         world.holders, world.unread, world.overrides_unread = [], set(), set()
         for address in tuple(world.stuck):
             world.let_go(address)
+        world.finish()
         world.run()
 
 
@@ -92,6 +94,10 @@ def let_go(*, done: bool) -> Act:
             history.world.let_go(address, done=done)
 
     return act
+
+
+def finish(history: History) -> None:
+    history.world.finish()
 
 
 def toggle(name: str) -> Act:
@@ -162,6 +168,8 @@ troubles = st.one_of(
             ("no effect", fault(does_nothing)),
             ("no effect at all", fault(*[does_nothing] * 9)),
             ("hangs", fault(hangs)),
+            ("is slow", fault(is_slow)),
+            ("slow ones are done", finish),
             ("let go, done", let_go(done=True)),
             ("let go, not done", let_go(done=False)),
             ("journal full", toggle("journal_full")),

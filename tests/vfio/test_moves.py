@@ -56,6 +56,8 @@ def override(driver: str) -> tuple[Step, str]:
         ("vfio-pci", "vfio-pci", NONE, CLEAR),
         ("vfio-pci", None, NONE, UNBIND),
         (None, None, NONE, None),
+        ("vfio-pci", "vfio-pci", Goal(None, "none"), override("none")),
+        ("vfio-pci", "none", Goal(None, "none"), UNBIND),
         # To whatever the kernel prefers.
         ("vfio-pci", "vfio-pci", ANY, CLEAR),
         ("vfio-pci", None, ANY, UNBIND),

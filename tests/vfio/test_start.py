@@ -5,7 +5,18 @@ import dataclasses
 import msgspec
 import pytest
 
-from agent.vfio.model import Child, Code, Durable, Holder, Recover, Step, Watch, Write
+from agent.vfio.model import (
+    Child,
+    Code,
+    Durable,
+    Holder,
+    Problem,
+    Recover,
+    Step,
+    Stray,
+    Watch,
+    Write,
+)
 from agent.vfio.start import start
 from agent.vfio.state import Claims, Outcome, Phase
 from tests.vfio.world import (
@@ -122,6 +133,18 @@ def test_what_was_stranded_is_tried_once_more() -> None:
     world.run()
     assert not world.stranded
     assert world.state()[GPU] == ("xe", None)
+    assert not world.disk.strays
+
+
+def test_what_a_claim_explains_is_not_stranded() -> None:
+    world = in_force()
+    origin = world.disk.claims[0].origins[0]
+    stray = Stray(origin, Problem(Code.STRANDED, "it was stranded"))
+    world.disk = dataclasses.replace(world.disk, strays=(stray,))
+    world.start()
+    world.run()
+    assert world.claims.live.keys() == {"vm"}
+    assert not world.stranded
     assert not world.disk.strays
 
 

@@ -136,6 +136,12 @@ def hangs(world: "World", write: Write) -> Written:
     return Written(write, hung=True, pid=4711, started=99)
 
 
+def is_slow(world: "World", write: Write) -> Written | None:
+    """It is done when `World.finish` says so, and not before."""
+    world.slow[write.address] = write
+    return None
+
+
 class World:
     """The host, and the agent on it."""
 
@@ -148,6 +154,7 @@ class World:
         self.disk = Durable()
         self.specs: dict[Address, tuple[str, ...]] = {}
         self.stuck: dict[Address, Write] = {}
+        self.slow: dict[Address, Write] = {}
         # What can go wrong.
         self.faults: list[tuple[Callable[[Write], bool], Fault]] = []
         self.journal_full = False
@@ -166,7 +173,10 @@ class World:
         self.crash_at: int | None = None
         self.moments = 0
         self.writes: list[Write] = []
+        self.written_at: list[float] = []
         self.answers: dict[int, Answer] = {}
+        self.specs_at: dict[int, dict[Address, tuple[str, ...]]] = {}
+        """What was on disk when an order was answered."""
         self.ended: list[Ended] = []
         self.passed: list[tuple[Phase, Phase | None]] = []
         """From one phase to the next; None is the end."""
@@ -203,6 +213,12 @@ class World:
             self._apply(write)
         self.results.append(Written(write, gone=True))
 
+    def finish(self) -> None:
+        """Every slow write is done."""
+        for write in tuple(self.slow.values()):
+            del self.slow[write.address]
+            self.results.append(Written(write, errno=self._apply(write)))
+
     def reboot(self) -> None:
         """Start anew: no binding, no override and no child of before is there any more."""
         self.boot_id = "next-boot"
@@ -217,6 +233,7 @@ class World:
     def start(self, *, damaged: bool = False) -> None:
         """Start an agent on what an earlier one has left."""
         self.crash_at = None
+        self.finish()
         started = start(
             Durable() if damaged else self.disk,
             self.look(),
@@ -273,6 +290,7 @@ class World:
         for answer in advanced.answers:
             assert answer.ticket not in self.answers, "nobody is answered twice"
             self.answers[answer.ticket] = answer
+            self.specs_at[answer.ticket] = dict(self.specs)
         self._save()
         self.publish()
         self.pending += advanced.effects
@@ -371,12 +389,15 @@ class World:
             case Inspect():
                 self.results.append(self._inspect(effect))
             case Write():
-                self.results.append(self._write(effect))
+                written = self._write(effect)
+                if written is not None:
+                    self.results.append(written)
             case Watch():
                 if effect.child.write.address not in self.stuck:
                     self.results.append(Written(effect.child.write, gone=True))
 
     def _inspect(self, effect: Inspect) -> Inspection:
+        assert self.claims.children.keys().isdisjoint(effect.addresses), "to read it hangs too"
         unread = self.overrides_unread | self.stuck.keys()
         return Inspection(
             effect,
@@ -392,7 +413,7 @@ class World:
             noiommu=self.noiommu,
         )
 
-    def _write(self, write: Write) -> Written:
+    def _write(self, write: Write) -> Written | None:
         address = write.address
         assert address not in self.stuck, f"{write} to a function that hangs"
         assert address not in self.specs, f"{write} to a function that is published"
@@ -401,11 +422,13 @@ class World:
             record.done and any(origin.address == address for origin in record.origins)
             for record in self.disk.claims
         ), f"{write} while the journal says that the claim is in force"
+        assert address not in self.slow, f"{write} while another one is on its way"
         self.writes.append(write)
+        self.written_at.append(self.now)
         for matches, fault in self.faults:
             if matches(write):
                 written = fault(self, write)
-                if written is not None:
+                if written is not None or address in self.slow:
                     return written
         return Written(write, errno=self._apply(write))
 
