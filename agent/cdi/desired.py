@@ -90,8 +90,8 @@ class Circumstances(NamedTuple):
     """What others have to do with a function."""
 
     hold: Hold | None
-    owners: tuple[tuple[Function, ...], ...]
-    """For each of its nodes: all functions that have a node of that path."""
+    rivals: tuple[tuple[Function, ...], ...]
+    """For each of its nodes: the other functions that have a node of that path."""
     group: tuple[Function, ...]
     """The members of its IOMMU group, if a VFIO driver has it."""
     shared: tuple[Node | None, ...]
@@ -212,14 +212,13 @@ def _judge_all(
     """Judge each function, unless it was judged by the same values before."""
     hold_of = {hold.address: hold for hold in holds}
     places = _places(subjects)
-    found = inventory.by_word
     judgements = {}
     for subject in subjects:
         address = subject.function.address
         circumstances = Circumstances(
             hold=hold_of.get(address),
-            owners=tuple(map(found.__getitem__, subject.paths)),
-            group=() if subject.vfio_group is None else found[subject.vfio_group],
+            rivals=tuple([_rivals(path, address, inventory) for path in subject.paths]),
+            group=() if subject.vfio_group is None else inventory.group(subject.vfio_group),
             shared=tuple(map(inventory.shared.get, subject.shared)),
             places=places.get(address, ()),
         )
@@ -232,6 +231,11 @@ def _judge_all(
             else _judge(subject, circumstances, terms)
         )
     return judgements
+
+
+def _rivals(path: str, address: Address, inventory: Inventory) -> tuple[Function, ...]:
+    owners = inventory.by_node[path]
+    return tuple([inventory.functions[a] for a in owners if a != address]) if owners[1:] else ()
 
 
 def _places(subjects: Iterable[Subject]) -> dict[Address, tuple[int, ...]]:
@@ -276,12 +280,10 @@ def _judge_case(
     offer = offer_of(case, name, tuple(shared[path] for path in case.shared))
     if isinstance(offer, Refusal):
         return offer
-    owners = dict(zip(subject.paths, circumstances.owners, strict=True))
+    rivals = dict(zip(subject.paths, circumstances.rivals, strict=True))
     for path, _ in offer.fingerprint.nodes:
-        if path in owners and path not in case.shared:
-            others = _others(path, owners[path], case.function)
-            if others:
-                return Refusal(Reason.PATH_CONFLICT, f"{path} belongs to {', '.join(others)} too")
+        if path not in case.shared and (others := _others(path, rivals[path], case.function)):
+            return Refusal(Reason.PATH_CONFLICT, f"{path} belongs to {', '.join(others)} too")
     if terms.policy.version is not None and (refusal := _too_new(offer, terms.policy.version)):
         return refusal
     if circumstances.hold is not None:
@@ -289,7 +291,7 @@ def _judge_case(
     return offer
 
 
-def _others(path: str, owners: Iterable[Function], function: Function) -> list[str]:
+def _others(path: str, rivals: Iterable[Function], function: Function) -> list[str]:
     """Who else has a node path. That of an IOMMU group belongs to all of the group as one."""
 
     def owner(each: Function) -> Address | int:
@@ -297,7 +299,7 @@ def _others(path: str, owners: Iterable[Function], function: Function) -> list[s
         group = each.iommu_group if role is NodeRole.VFIO_GROUP else None
         return each.address if group is None else group
 
-    return sorted({str(owner(each)) for each in owners} - {str(owner(function))})
+    return sorted({str(owner(each)) for each in rivals} - {str(owner(function))})
 
 
 def _unmatched(function: Function, policy: Policy) -> Withheld:

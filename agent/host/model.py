@@ -11,8 +11,8 @@ from __future__ import annotations
 import dataclasses
 import enum
 import re
-from collections.abc import Iterable, Mapping
-from typing import Final, NewType, Self
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, NewType, Self, TypeVar
 
 Address = NewType("Address", str)
 """A PCI address, lower case: ``0000:03:00.0``; the domain has 4 to 8 hex digits."""
@@ -274,58 +274,67 @@ class Inventory:
     dropped: Mapping[Address, str] = dataclasses.field(default_factory=dict)
     """Functions that could not be read in this look, each with its reason."""
     environment: Environment = Environment()
-    by_word: Mapping[Word, tuple[Function, ...]] = dataclasses.field(
+    by_node: Mapping[str | DeviceNumber, tuple[Address, ...]] = dataclasses.field(
         init=False, repr=False, compare=False
     )
-    """The functions that have a word, in order of address."""
-    previous: dataclasses.InitVar[Inventory | None] = None
-    """An earlier inventory. What is the same object in both need not be indexed again: on a host
-    with thousands of functions a look at one is to cost what it costs on a small one."""
+    """Who has a node of this path, or of this number."""
+    by_group: Mapping[int, tuple[Address, ...]] = dataclasses.field(
+        init=False, repr=False, compare=False
+    )
+    """The members of each IOMMU group."""
+    since: dataclasses.InitVar[tuple[Inventory, Iterable[Address]] | None] = None
+    """An earlier inventory, and the addresses at which this one may differ from it: of thousands of
+    functions only those are asked what they have."""
 
-    def __post_init__(self, previous: Inventory | None) -> None:
-        before = ({}, {}) if previous is None else (previous.functions, previous.by_word)
-        object.__setattr__(self, "by_word", _indexed(self.functions, *before))
+    def __post_init__(self, since: tuple[Inventory, Iterable[Address]] | None) -> None:
+        earlier, addresses = since or (None, self.functions)
+        before = {} if earlier is None else earlier.functions
+        changes = [(a, before.get(a), self.functions.get(a)) for a in addresses]
+        by_node = _indexed({} if earlier is None else earlier.by_node, changes, _node_words)
+        by_group = _indexed({} if earlier is None else earlier.by_group, changes, _group_words)
+        object.__setattr__(self, "by_node", by_node)
+        object.__setattr__(self, "by_group", by_group)
 
     def group(self, number: int) -> tuple[Function, ...]:
         """The functions of an IOMMU group, in order of address."""
-        return self.by_word.get(number, ())
+        return tuple(self.functions[address] for address in self.by_group.get(number, ()))
 
 
-Word = str | DeviceNumber | int
-"""What a function is found by: its slot, its IOMMU group, the path or the number of a node."""
+_Word = TypeVar("_Word")
 
 
-def _words(function: Function) -> set[Word]:
-    words: set[Word] = {function.slot}
-    if function.iommu_group is not None:
-        words.add(function.iommu_group)
-    for node in function.nodes:
-        words.add(node.path)
-        if node.number is not None:
-            words.add(node.number)
-    return words
+def _node_words(function: Function) -> set[str | DeviceNumber]:
+    numbers = {node.number for node in function.nodes if node.number is not None}
+    return {node.path for node in function.nodes} | numbers
+
+
+def _group_words(function: Function) -> set[int]:
+    return set() if function.iommu_group is None else {function.iommu_group}
 
 
 def _indexed(
-    functions: Mapping[Address, Function],
-    before: Mapping[Address, Function],
-    index: Mapping[Word, tuple[Function, ...]],
-) -> Mapping[Word, tuple[Function, ...]]:
-    """Index functions, given the index of those before."""
-    new = [each for address, each in functions.items() if before.get(address) is not each]
-    changed = (before.keys() - functions.keys()) | {each.address for each in new}
-    old = [before[address] for address in changed if address in before]
-    changing: dict[Word, list[Function]] = {word: [] for each in old for word in _words(each)}
-    for each in new:
-        for word in _words(each):
-            changing.setdefault(word, []).append(each)
+    index: Mapping[_Word, tuple[Address, ...]],
+    changes: Iterable[tuple[Address, Function | None, Function | None]],
+    words: Callable[[Function], set[_Word]],
+) -> Mapping[_Word, tuple[Address, ...]]:
+    """An index after functions have changed; the same object if they have what they had."""
+    leaving: dict[_Word, set[Address]] = {}
+    joining: dict[_Word, set[Address]] = {}
+    for address, old, new in changes:
+        if old is not new:
+            had = set() if old is None else words(old)
+            has = set() if new is None else words(new)
+            for word in had - has:
+                leaving.setdefault(word, set()).add(address)
+            for word in has - had:
+                joining.setdefault(word, set()).add(address)
+    if not leaving and not joining:
+        return index
     result = dict(index)
-    for word, members in changing.items():
-        members.extend(each for each in index.get(word, ()) if each.address not in changed)
-        if len(members) > 1:
-            members.sort(key=lambda each: address_order(each.address))
+    for word in leaving.keys() | joining.keys():
+        members = joining.get(word, set()).union(index.get(word, ())) - leaving.get(word, set())
         if members:
-            result[word] = tuple(members)
+            result[word] = tuple(sorted(members, key=address_order))
         else:
             del result[word]
     return result
@@ -395,7 +404,7 @@ def scope_of(hints: Iterable[Hint], inventory: Inventory) -> Scope:
     about_orphans = False
     for address, orphan, words in news:
         known = [word for word in words if word is not None]
-        found = {each.address for word in known for each in inventory.by_word.get(word, ())}
+        found = {a for word in known for a in _whose(word, inventory)}
         if address is not None:
             found.add(address)
         is_orphan = orphan or not orphans.isdisjoint(known)
@@ -404,6 +413,13 @@ def scope_of(hints: Iterable[Hint], inventory: Inventory) -> Scope:
         addresses |= found
         about_orphans |= is_orphan
     return widen(Scope(addresses=frozenset(addresses), orphans=about_orphans), inventory)
+
+
+def _whose(word: str | DeviceNumber | int, inventory: Inventory) -> tuple[Address, ...]:
+    """Who has a node of this path or number, or is in this IOMMU group."""
+    if isinstance(word, int):
+        return inventory.by_group.get(word, ())
+    return inventory.by_node.get(word, ())
 
 
 def widen(scope: Scope, inventory: Inventory) -> Scope:
@@ -418,9 +434,14 @@ def widen(scope: Scope, inventory: Inventory) -> Scope:
     while todo:
         done |= todo
         known = [f for address in todo if (f := inventory.functions.get(address)) is not None]
-        words: set[Word] = {slot_of(address) for address in todo}
-        words.update(f.iommu_group for f in known if f.iommu_group is not None)
-        todo = {f.address for word in words for f in inventory.by_word.get(word, ())}
+        todo = {
+            neighbour
+            for slot in {slot_of(address) for address in todo}
+            for number in range(8)
+            if (neighbour := Address(f"{slot}.{number}")) in inventory.functions
+        }
+        for group in {f.iommu_group for f in known if f.iommu_group is not None}:
+            todo.update(inventory.by_group[group])
         for function in known:
             todo.update(function.virtfns)
             if function.physfn is not None:

@@ -17,7 +17,7 @@ No asyncio, no thread, no lock: the caller runs a look in one thread, and one lo
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, KeysView, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -107,14 +107,16 @@ class Scanner:
             orphans = previous.orphans
             if scope.everything or scope.orphans or look.touches(orphans):
                 orphans = self._orphans(look)
+            functions = look.functions()
             shared = self._shared_nodes()
+            has_group = any(each.iommu_group is not None for each in functions.values())
             return Inventory(
-                functions=look.in_order(),
+                functions=functions,
                 shared=previous.shared if shared == previous.shared else shared,
                 orphans=orphans,
                 dropped=dict(sorted(look.dropped.items(), key=lambda d: address_order(d[0]))),
-                environment=self._environment(iommu=look.has_group()),
-                previous=previous,
+                environment=self._environment(iommu=has_group),
+                since=(previous, look.changed()),
             )
         except BaseException:
             self._links.forget()  # what they told of as changed has reached no inventory
@@ -185,7 +187,7 @@ class Scanner:
             except UnreadableError as error:
                 raise LookError(f"cannot list the devices of {name}: {error}") from error
             places |= {entry: name for entry in entries if role_of(name, entry) is not None}
-        taken = look.node_names()
+        taken = {node.name for each in look.functions().values() for node in each.nodes}
         found: dict[str, tuple[str, str]] = {}
         for entry in places.keys() - taken:
             target = _link(f"{self._sys}/class/{places[entry]}/{entry}")
@@ -240,25 +242,28 @@ class _Look:
     def __init__(self, reader: FunctionReader, previous: Inventory, *, afresh: bool) -> None:
         self._reader = reader
         self._previous = previous
-        self._functions = {} if afresh else dict(previous.functions)
-        self.done: set[Address] = set()
+        self._unread = {} if afresh else previous.functions
+        """What is believed of functions that are not read."""
+        self._read: dict[Address, Function | None] = {}
         self.dropped: dict[Address, str] = {}
+
+    @property
+    def done(self) -> KeysView[Address]:
+        """The addresses that were read."""
+        return self._read.keys()
 
     def read(self, addresses: Iterable[Address]) -> None:
         """Read these functions, again if they were read before."""
         for address in addresses:
-            self.done.add(address)
             self.dropped.pop(address, None)
-            function = None
+            self._read[address] = None
             try:
                 function = self._reader.read(address)
             except UnreadableError as error:
                 self.dropped[address] = str(error)
-            if function is None:
-                self._functions.pop(address, None)
             else:
                 known = self._previous.functions.get(address)
-                self._functions[address] = known if known == function else function
+                self._read[address] = known if known == function else function
 
     def close_over(self) -> None:
         """Read what belongs to the functions that were read, until nothing new turns up."""
@@ -266,7 +271,7 @@ class _Look:
         while todo:
             found: set[Address] = set()
             for address in todo:
-                function = self._functions.get(address)
+                function = self._read[address]
                 if function is not None:
                     found.update(self._reader.neighbours(function))
             todo = found - self.done
@@ -278,7 +283,7 @@ class _Look:
     def reread_conflicts(self) -> None:
         """Read functions again that list one path, while that helps."""
         for _ in range(ATTEMPTS):
-            read = [f for address in self.done if (f := self._functions.get(address)) is not None]
+            read = [function for function in self._read.values() if function is not None]
             owners: dict[str, set[Address]] = {
                 node.path: self._others_with(node.path)
                 for function in read
@@ -295,36 +300,40 @@ class _Look:
             self.read(conflict)
 
     def _others_with(self, path: str) -> set[Address]:
-        """The functions that were not read, and had this node when they were."""
-        known = self._previous.by_word.get(path, ())
-        return {f.address for f in known if self._functions.get(f.address) is f} - self.done
+        """The functions that were not read, and are believed to have this node."""
+        known = self._previous.by_node.get(path, ())
+        return {address for address in known if address in self._unread} - self.done
 
     def touches(self, orphans: Iterable[Orphan]) -> bool:
         """Whether one of these is below a function that was read."""
-        return any(address_in_devpath(orphan.devpath) in self.done for orphan in orphans)
+        return any(address_in_devpath(orphan.devpath) in self._read for orphan in orphans)
 
-    def has_group(self) -> bool:
-        """Whether any function has an IOMMU group."""
-        return any(each.iommu_group is not None for each in self._functions.values())
+    def changed(self) -> set[Address]:
+        """The addresses at which there is something else than before, or nothing more."""
+        before = self._previous.functions
+        changed = {a for a, each in self._read.items() if before.get(a) is not each}
+        return changed | (before.keys() - self._unread.keys() - self.done)
 
-    def node_names(self) -> set[str]:
-        """The kernel's names of all nodes that functions have."""
-        return {node.name for function in self._functions.values() for node in function.nodes}
-
-    def in_order(self) -> dict[Address, Function]:
-        """The functions in order of address."""
-        functions = self._functions
-        order = [address for address in self._previous.functions if address in functions]
-        if len(order) < len(functions):
-            order = sorted(functions, key=address_order)
-        return {address: functions[address] for address in order}
+    def functions(self) -> Mapping[Address, Function]:
+        """The functions in order of address; the same object if nothing has changed."""
+        if not self.changed():
+            return self._previous.functions
+        functions = dict(self._unread)
+        for address, function in self._read.items():
+            if function is None:
+                functions.pop(address, None)
+            else:
+                functions[address] = function
+        if functions.keys() <= self._unread.keys():
+            return functions
+        return {address: functions[address] for address in sorted(functions, key=address_order)}
 
 
 def _with_links_to(
     paths: set[str], inventory: Inventory, addresses: frozenset[Address]
 ) -> Iterable[Address]:
     """These functions, and those to whose nodes a link leads or led that has changed."""
-    return addresses | {f.address for path in paths for f in inventory.by_word.get(path, ())}
+    return addresses | {a for path in paths for a in inventory.by_node.get(path, ())}
 
 
 def _link(path: str) -> str | None:

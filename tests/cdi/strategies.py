@@ -131,7 +131,6 @@ def histories(draw: st.DrawFn) -> list[Inventory]:
                 orphans=new.orphans,
                 dropped={a: why for a, why in new.dropped.items() if a not in functions},
                 environment=draw(st.sampled_from((before.environment, new.environment))),
-                previous=before,
             )
         )
     return hosts
