@@ -5,7 +5,7 @@
 The agent is installed by the commands that the README gives, run as root in the image's tree: on
 this machine's processor they take seconds, under emulation minutes. What they cannot do there, to
 start the unit, the next boot does: a frozen guest has booted with the unit enabled, and its journal
-tells how that went.
+tells how that went. Judge and witness run in it, as they would take seconds to start each time.
 """
 
 import shutil
@@ -15,10 +15,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from tests.guest import bundle, settings
+from tests.guest import bundle, observers, settings
 from tests.guest import image as images
 from tests.guest.cache import Cache, key_of
-from tests.guest.image import Image
+from tests.guest.image import INSIDE, Image
 from tests.guest.rig import Guest
 from tests.guest.topology import Topology
 
@@ -65,10 +65,12 @@ def frozen(cache: Cache, base: Installed, topology: Topology) -> Path:
     def freeze(target: Path) -> None:
         overlay = target / "disk.qcow2"
         with Guest.boot(base.image, topology, base.disk, overlay=overlay) as guest:
+            observers.start(guest)
             guest.freeze(target)
 
     # An overlay names its base by its path: in another place it is another one.
-    key = key_of(str(base.disk), repr(topology), Path(__file__))
+    own = (Path(__file__), Path(observers.__file__), *sorted(INSIDE.glob("*.py")))
+    key = key_of(str(base.disk), repr(topology), *own)
     return cache.get(f"frozen-{topology.name}", key, freeze)
 
 

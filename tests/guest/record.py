@@ -38,8 +38,8 @@ class Recorder:
         self._read = 0
         for tool in ("oracle.py", "write_sysfs.py"):
             guest.push(INSIDE / tool, f"{_TOOLS}/{tool}")
-        # The agent, if it runs, would be seen in how long things take.
-        guest.sh("systemctl stop cdi-agent.service", check=False)
+        # They would be seen in how long things take.
+        guest.sh("systemctl stop cdi-agent agent-judge agent-witness", check=False)
         guest.start("uevents", "/usr/local/sbin/rig-uevents", _LOG, *_SUBSYSTEMS)
         guest.wait_until(f"grep -q ready {_LOG}")
         self.events()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.guest.inside import oracle, rig_uevents, witness
+from tests.guest.inside import judge, oracle, rig_uevents, witness
 
 SPEC = """cdiVersion: "0.5.0"
 kind: "a.org/gpu"
@@ -181,3 +181,97 @@ def test_messages_of_kernel_and_udev_are_read_alike() -> None:
     udev = header + sizes + bytes(16) + body
     wanted = {"ACTION": "add", "DEVPATH": "/devices/x", "DRIVER": ""}
     assert rig_uevents.properties(kernel) == rig_uevents.properties(udev) == wanted
+
+
+SPECS = {"a.org/gpu": {"one": ["/dev/null"], "two": ["/dev/zero"], "all": ["/dev/null"]}}
+SAID = {
+    "healthy": 1.0,
+    "queue_length": 0.0,
+    'devices{kind="a.org/gpu",state="published"}': 2.0,
+    'devices{kind="a.org/gpu",state="withheld"}': 7.0,
+    'devices{kind="b.org/gpu",state="published"}': 0.0,
+}
+
+
+def test_the_judge_believes_an_agent_that_counts_what_is_there() -> None:
+    judge.disbelieve(SAID, SPECS)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        pytest.param({"healthy": 0.0}, "unhealthy", id="unhealthy"),
+        pytest.param({"queue_length": 1.0}, "wait", id="not done"),
+        pytest.param(
+            {'devices{kind="a.org/gpu",state="published"}': 1.0}, "counts", id="one too few"
+        ),
+        pytest.param(
+            {'devices{kind="b.org/gpu",state="published"}': 1.0}, "counts", id="a kind too many"
+        ),
+    ],
+)
+def test_the_judge_does_not_believe_an_agent_that_says_otherwise(
+    changes: dict[str, float], why: str
+) -> None:
+    with pytest.raises(judge.DisagreementError, match=why):
+        judge.disbelieve(SAID | changes, SPECS)
+
+
+@pytest.fixture
+def judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A spec directory before a judge: the oracle sees one ready function, the agent says so."""
+    found = {"0000:01:00.0": function()}
+    said = SAID | {'devices{kind="a.org/gpu",state="published"}': 1.0}
+    monkeypatch.setattr(judge, "SPECS", str(tmp_path))
+    monkeypatch.setattr(judge, "dealt_with", oracle.every)
+    monkeypatch.setattr(oracle, "facts", lambda: found)
+    monkeypatch.setattr(judge, "metrics", lambda: said)
+    nodes = "[{path: /dev/dri/card0}, {path: /dev/dri/renderD128}]"
+    devices = "".join(
+        f'- name: "{name}"\n  containerEdits: {{deviceNodes: {nodes}}}\n'
+        for name in ("0000-01-00-0-0x1050", "all")
+    )
+    text = f'cdiVersion: "0.5.0"\nkind: "a.org/gpu"\ndevices:\n{devices}'
+    (tmp_path / "a.yaml").write_text(text)
+    return tmp_path
+
+
+ASKED = {
+    "rules": RULES,
+    "udev": False,
+    "there": ["0000:01:00.0"],
+    "holds": {"a.org/gpu": ["0000-01-00-0-0x1050"]},
+    "without": ["a.org/gpu-vfio"],
+    "gone": ["0000:02:00.0"],
+}
+
+
+def test_the_judge_agrees_when_all_is_as_wanted(judged: Path) -> None:
+    answer: dict[str, Any] = {}
+    judge.look(ASKED, answer)
+    assert answer["specs"] == answer["expected"]
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        pytest.param({"there": ["0000:02:00.0"]}, id="a function that is not there"),
+        pytest.param({"gone": ["0000:01:00.0"]}, id="a function that is there"),
+        pytest.param({"holds": {"a.org/gpu": []}}, id="an empty kind"),
+        pytest.param({"holds": {"b.org/gpu": []}}, id="another kind"),
+        pytest.param({"without": ["a.org/gpu"]}, id="no such kind"),
+        pytest.param({"rules": []}, id="other rules"),
+    ],
+)
+def test_the_judge_does_not_agree_when_something_else_is_wanted(
+    judged: Path, wanted: dict[str, object]
+) -> None:
+    with pytest.raises(judge.DisagreementError):
+        judge.look(ASKED | wanted, {})
+
+
+@pytest.mark.parametrize("text", ["", "a: [", SPEC], ids=["empty", "cut off", "of another device"])
+def test_the_judge_does_not_agree_with_another_spec(judged: Path, text: str) -> None:
+    (judged / "a.yaml").write_text(text)
+    with pytest.raises(judge.DisagreementError):
+        judge.look(ASKED, {})

@@ -19,6 +19,7 @@ import os
 import re
 import stat
 import sys
+from collections.abc import Callable
 from typing import Any
 
 ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
@@ -58,19 +59,22 @@ def character_devices() -> list[tuple[str, str, str]]:
     """(owner's address, name, path) of every node in /dev that belongs to a PCI function."""
     found = []
     for number in os.listdir("/sys/dev/char"):
-        where = os.path.realpath(f"/sys/dev/char/{number}")
-        owners = [part for part in where.split("/") if ADDRESS.fullmatch(part)]
         try:
-            uevent = dict(line.split("=", 1) for line in read(f"{where}/uevent").splitlines())
+            where = os.readlink(f"/sys/dev/char/{number}")
+            owners = [part for part in where.split("/") if ADDRESS.fullmatch(part)]
+            if not owners:
+                continue
+            lines = read(f"/sys/dev/char/{where}/uevent").splitlines()
         except OSError:
             continue  # gone since
-        path = f"/dev/{uevent.get('DEVNAME', '')}"
-        if owners and is_node(path, number):
+        path = f"/dev/{dict(line.split('=', 1) for line in lines).get('DEVNAME', '')}"
+        if is_node(path, number):
             found.append((owners[-1], os.path.basename(where), path))
     return sorted(found)
 
 
-def facts() -> Facts:
+def facts(*, overrides: bool = False) -> Facts:
+    """Every function; with `overrides` also driver_override, which a hung unbind holds back."""
     functions: Facts = {}
     root = "/sys/bus/pci/devices"
     for address in sorted(os.listdir(root)):
@@ -81,17 +85,27 @@ def facts() -> Facts:
                 "device": read(f"{folder}/device").removeprefix("0x"),
                 "class": read(f"{folder}/class").removeprefix("0x"),
                 "driver": link_name(f"{folder}/driver"),
-                "driver_override": read(f"{folder}/driver_override"),
                 "group": link_name(f"{folder}/iommu_group"),
                 "vfio": os.path.isdir(f"{folder}/vfio-dev"),
                 "nodes": {},
             }
+            if overrides:
+                functions[address]["driver_override"] = read(f"{folder}/driver_override")
         except OSError:
             functions.pop(address, None)  # unplugged while it was read
     for owner, name, path in character_devices():
         if owner in functions:
             functions[owner]["nodes"][name] = path
     return functions
+
+
+def displays(functions: Facts) -> Facts:
+    """The displays among the functions, and whatever else is on VFIO."""
+    return {
+        address: found
+        for address, found in functions.items()
+        if found["class"].startswith(DISPLAYS) or found["vfio"]
+    }
 
 
 def viable(group: str, functions: Facts) -> bool:
@@ -101,6 +115,11 @@ def viable(group: str, functions: Facts) -> bool:
         found["vfio"] or found["driver"] is None or found["class"].startswith(BRIDGES)
         for found in members
     )
+
+
+def every(path: str) -> bool:
+    """Take each node as soon as it is there."""
+    return bool(path)
 
 
 def drm_nodes(found: dict[str, Any], needs: list[str]) -> list[str] | None:
@@ -119,8 +138,13 @@ def drm_nodes(found: dict[str, Any], needs: list[str]) -> list[str] | None:
     return sorted(nodes)
 
 
-def expect(rules: list[dict[str, Any]], functions: Facts) -> dict[str, dict[str, list[str]]]:
-    """{kind: {device name: [node, ...]}}; a kind without a device is absent."""
+def expect(
+    rules: list[dict[str, Any]], functions: Facts, settled: Callable[[str], bool] = every
+) -> dict[str, dict[str, list[str]]]:
+    """{kind: {device name: [node, ...]}}; a kind without a device is absent.
+
+    `settled` says which nodes count yet.
+    """
     kinds: dict[str, dict[str, list[str]]] = {}
     for rule in rules:
         plain: dict[str, list[str]] = {}
@@ -132,9 +156,10 @@ def expect(rules: list[dict[str, Any]], functions: Facts) -> dict[str, dict[str,
             group = found["group"]
             if found["vfio"]:
                 nodes = ["/dev/vfio/vfio", f"/dev/vfio/{group}"]
-                if all(map(os.path.exists, nodes)) and viable(group, functions):
+                there = all(os.path.exists(node) and settled(node) for node in nodes)
+                if there and viable(group, functions):
                     vfio[name] = sorted(nodes)
-            elif ready := drm_nodes(found, rule["needs"]):
+            elif (ready := drm_nodes(found, rule["needs"])) and all(map(settled, ready)):
                 plain[name] = ready
         if plain:
             plain["all"] = sorted({node for nodes in plain.values() for node in nodes})
@@ -163,11 +188,7 @@ def usable(group: str) -> dict[str, Any]:
 def main() -> None:
     match sys.argv[1:]:
         case ["facts"]:
-            answer: object = {
-                address: found
-                for address, found in facts().items()
-                if found["class"].startswith(DISPLAYS) or found["vfio"]
-            }
+            answer: object = displays(facts(overrides=True))
         case ["expect", rules]:
             answer = expect(json.loads(rules), facts())
         case ["usable", group]:

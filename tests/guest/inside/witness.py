@@ -32,10 +32,11 @@ from typing import Any, TextIO
 import yaml
 
 # linux/inotify.h
-IN_MODIFY, IN_CLOSE_WRITE, IN_MOVED_FROM, IN_MOVED_TO = 0x2, 0x8, 0x40, 0x80
+IN_MODIFY, IN_MOVED_FROM, IN_MOVED_TO = 0x2, 0x40, 0x80
 IN_CREATE, IN_DELETE, IN_IGNORED = 0x100, 0x200, 0x8000
-WATCHED = IN_MODIFY | IN_CLOSE_WRITE | IN_MOVED_FROM | IN_MOVED_TO | IN_CREATE | IN_DELETE
-IN_PLACE = {IN_MODIFY: "modified", IN_CLOSE_WRITE: "written", IN_CREATE: "created"}
+WATCHED = IN_MODIFY | IN_MOVED_FROM | IN_MOVED_TO | IN_CREATE | IN_DELETE
+# Not that it is closed: whoever renames a file before closing it closes it under its new name.
+IN_PLACE = {IN_MODIFY: "modified", IN_CREATE: "created"}
 POLL_MS = 50
 
 libc = ctypes.CDLL(None, use_errno=True)
