@@ -59,12 +59,12 @@ def freeing(turn: Turn, claim: Claim) -> Claim | None:
     if is_busy(turn, claim):
         return claim
     if claim.inspection is None:
-        return _ask(turn, claim, claim.moving)
+        return _ask(turn, claim, claim.moving, _to_unbind(turn, claim))
     obstacle = _in_the_way(turn, claim, claim.inspection)
     if obstacle is None or claim.force:
         return turn.enter(_with_overrides(claim, claim.inspection), Phase.RETURNING)
     if claim.record.recovery:
-        _give_up(turn, claim, obstacle)
+        _stay_stranded(turn, claim, obstacle)
         return None
     return _hinder(turn, _later(turn, claim, turn.deadlines.poll), obstacle)
 
@@ -83,7 +83,7 @@ def returning(turn: Turn, claim: Claim) -> Claim | None:
 def verifying(turn: Turn, claim: Claim) -> Claim | None:
     """Has the override really gone? With it left, a device cannot go where it belongs."""
     if claim.inspection is None:
-        return _ask(turn, claim, _written(claim), nodes=False)
+        return _ask(turn, claim, _written(claim))
     claim = _with_overrides(claim, claim.inspection)
     if all(rests(turn, each, goal_back(each.origin)) for each in claim.functions):
         return _leave(turn, claim)
@@ -91,7 +91,7 @@ def verifying(turn: Turn, claim: Claim) -> Claim | None:
     if not unread:
         return turn.enter(claim, Phase.RETURNING)
     if claim.looks >= turn.deadlines.tries:
-        return _leave(turn, _give_up_on(claim, unread))
+        return _leave(turn, _cannot_verify(claim, unread))
     return _later(turn, claim, turn.deadlines.retry)
 
 
@@ -111,7 +111,7 @@ def restoring(turn: Turn, claim: Claim) -> Claim | None:
 def forgetting(turn: Turn, claim: Claim) -> Claim | None:
     """A lost claim is released: nothing is written, and what we left on its devices is told."""
     if claim.inspection is None:
-        return _ask(turn, claim, claim.moving, nodes=False)
+        return _ask(turn, claim, claim.moving)
     overrides = dict(claim.inspection.overrides)
     reason = "" if claim.problem is None else claim.problem.sentence
     strays = []
@@ -145,7 +145,7 @@ def checking_recovery(turn: Turn, claim: Claim) -> Claim | None:
     if obstacle is not None:
         return _hinder(turn, claim, obstacle)
     if claim.inspection is None:
-        return _ask(turn, claim, claim.functions)
+        return _ask(turn, claim, claim.functions, _to_unbind(turn, claim))
     obstacle = _in_the_way(turn, claim, claim.inspection)
     problems = () if obstacle is None or claim.force else (obstacle,)
     if claim.dry_run:
@@ -153,7 +153,7 @@ def checking_recovery(turn: Turn, claim: Claim) -> Claim | None:
             turn.answer(waiter.ticket, claim.id, *problems, moves=_moves(turn, claim))
         return None
     if problems:
-        _give_up(turn, claim, problems[0])
+        _stay_stranded(turn, claim, problems[0])
         return None
     for state in claim.functions:
         turn.strays.pop(state.address, None)
@@ -169,7 +169,7 @@ def _moves(turn: Turn, claim: Claim) -> tuple[Move, ...]:
     )
 
 
-def _give_up(turn: Turn, claim: Claim, reason: Problem) -> None:
+def _stay_stranded(turn: Turn, claim: Claim, reason: Problem) -> None:
     """Leave a function stranded, and say why."""
     for state in claim.functions:
         if turn.find(state.origin) is not Absence.GONE:
@@ -189,17 +189,20 @@ def _ask(
     turn: Turn,
     claim: Claim,
     states: Sequence[FunctionState],
-    *,
-    nodes: bool = True,
+    used: Sequence[FunctionState] = (),
 ) -> Claim:
-    """Have found out what is left on these functions, and who uses them."""
+    """Have found out what is left on these functions, and who uses some of them."""
     if claim.inspecting is not None:
         return claim
     if turn.now < claim.inspect_at:
         turn.wake(claim.inspect_at)
         return claim
-    drivers = [each.origin.driver for each in states if each.origin.driver and each.origin.known]
-    claim = turn.inspect(claim, (s.address for s in states), drivers if nodes else (), nodes=nodes)
+    claim = turn.inspect(
+        claim,
+        (state.address for state in states),
+        used=(state.address for state in used),
+        drivers=(s.origin.driver for s in used if s.origin.driver and s.origin.known),
+    )
     return dataclasses.replace(claim, looks=claim.looks + 1)
 
 
@@ -209,21 +212,32 @@ def _later(turn: Turn, claim: Claim, seconds: float) -> Claim:
     return dataclasses.replace(claim, inspection=None, inspect_at=turn.now + seconds)
 
 
+def _to_unbind(turn: Turn, claim: Claim) -> list[FunctionState]:
+    """The functions that go back by being unbound, so that whoever uses them would notice.
+
+    One that hangs is looked at anew when the kernel has let go of it.
+    """
+    found = [
+        (state, turn.find(state.origin))
+        for state in claim.moving
+        if state.address not in turn.children
+    ]
+    return [
+        state
+        for state, function in found
+        if isinstance(function, Function)
+        and function.driver is not None
+        and not is_back(function, state.origin)
+    ]
+
+
 def _in_the_way(turn: Turn, claim: Claim, inspection: Inspection) -> Problem | None:
     """Who uses what has to be unbound."""
-    bound = []
-    for state in claim.moving:
-        if state.address in turn.children:
-            continue  # it is looked at anew when the kernel has let go of it
-        function = turn.find(state.origin)
-        if isinstance(function, Function) and not is_back(function, state.origin):
-            if function.virtfns:
-                what = f"{state.address} has VFs, which would vanish"
-                return problem(Code.ACTIVE_VFS, what)
-            bound.append(function.driver)
-    if not any(bound):
-        return None
-    return next(iter(find_holders(inspection)), None)
+    states = _to_unbind(turn, claim)
+    for state in states:
+        if turn.seen.inventory.functions[state.address].virtfns:
+            return problem(Code.ACTIVE_VFS, f"{state.address} has VFs, which would vanish")
+    return next(iter(find_holders(inspection)), None) if states else None
 
 
 def _with_overrides(claim: Claim, inspection: Inspection) -> Claim:
@@ -249,7 +263,7 @@ def _hinder(turn: Turn, claim: Claim, obstacle: Problem) -> Claim:
 # --- ending ---------------------------------------------------------------------------------------
 
 
-def _give_up_on(claim: Claim, states: list[FunctionState]) -> Claim:
+def _cannot_verify(claim: Claim, states: list[FunctionState]) -> Claim:
     """Take functions for stranded whose override cannot be read back."""
     unread = {state.address for state in states}
     functions = tuple(

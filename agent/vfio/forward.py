@@ -146,10 +146,12 @@ def _inspect(turn: Turn, claim: Claim) -> Claim:
     """Ask once for all that the checks need beyond the look."""
     if claim.inspecting is not None:
         return claim
+    addresses = tuple(state.address for state in claim.moving)
     return turn.inspect(
         claim,
-        (state.address for state in claim.moving),
-        (state.origin.target for state in claim.moving if state.origin.target),
+        addresses,
+        used=addresses,
+        drivers=(state.origin.target for state in claim.moving if state.origin.target),
     )
 
 

@@ -145,18 +145,24 @@ class Turn:
         self,
         claim: Claim,
         addresses: Iterable[Address],
-        drivers: Iterable[str] = (),
         *,
-        nodes: bool = True,
+        used: Iterable[Address],
+        drivers: Iterable[str],
     ) -> Claim:
-        """Have something found out; whatever an earlier question brings is not listened to."""
-        addresses = tuple(addresses)
+        """Have something found out; whatever an earlier question brings is not listened to.
+
+        Args:
+            claim: On whose behalf.
+            addresses: Functions whose override and manager are asked for.
+            used: Functions of which is asked who uses them.
+            drivers: Drivers that are needed.
+        """
         self._serial += 1
         inspect = Inspect(
             claim=claim.id,
             # To read of a function that hangs would hang too.
             addresses=tuple(each for each in addresses if each not in self.children),
-            node_paths=self.node_paths(addresses) if nodes else (),
+            node_paths=self.node_paths(used),
             drivers=tuple(dict.fromkeys(drivers)),
             serial=self._serial,
         )

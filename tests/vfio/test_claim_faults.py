@@ -206,11 +206,12 @@ def test_nobody_waits_for_the_entry_of_what_is_stranded() -> None:
     world = world_of(ONE)
     world.ask(ONE.prepare)
     began = world.now
-    fails(world, answers(errno.EIO), Write("vm", GPU, Step.UNBIND, GPU))
+    fails(world, answers(errno.EIO), Write("vm", GPU, Step.PROBE, GPU))
     ticket = world.post(RELEASE)
-    world.run(patience=1)
+    world.run(patience=4)
     assert world.answers[ticket].problems
-    assert world.now - began < 1
+    assert world.chips[GPU].driver is None
+    assert world.now - began < world.rules.deadlines.restore
 
 
 def test_the_end_of_a_claim_waits_for_the_specs_but_not_for_ever() -> None:
@@ -538,6 +539,23 @@ def test_whoever_uses_a_group_uses_every_device_of_it() -> None:
     world.post(RELEASE)
     world.run(patience=30)
     assert [p.code for p in world.answers[max(world.answers)].problems] == [Code.IN_USE]
+
+
+def test_who_uses_what_need_not_be_unbound_is_in_nobodys_way() -> None:
+    """The second GPU could not be unbound, and is in use again: the first goes back still."""
+    world = world_of(TWO)
+    before = world.state()
+    fails(world, answers(errno.EBUSY), Write("vm", OTHER_GPU, Step.UNBIND, OTHER_GPU))
+
+    def open_it() -> None:
+        if any(claim.phase is Phase.MOVING for claim in world.claims.live.values()):
+            world.holders = [Holder(12, "Xorg", "/dev/dri/card4")]
+
+    world.before_pass = open_it
+    answer = world.answers[world.ask(TWO.prepare)]
+    assert [p.code for p in answer.problems] == [Code.MOVE_FAILED]
+    assert world.state() == before
+    assert not world.claims.live
 
 
 def test_what_is_not_bound_cannot_be_in_use() -> None:

@@ -140,6 +140,10 @@ def replug(address: Address) -> Act:
     def act(history: History) -> None:
         if address not in history.world.stuck:
             history.foreign.add(address)
+            # The kernel ends every write to a card before it goes, and begins none after.
+            write = history.world.slow.pop(address, None)
+            if write is not None:
+                history.world.results.append(Written(write, errno=errno.ENODEV))
             chip = history.world.chips[address]
             history.world.chips[address] = dataclasses.replace(
                 chip, inode=chip.inode + 1, driver=chip.own[0], override=None
