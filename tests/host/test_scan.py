@@ -735,6 +735,20 @@ def test_a_card_that_moves_on_during_a_look_is_not_left_with_both(host: Host) ->
     assert names == {GPU: ["card1"], OTHER: ["card0"]}
 
 
+def test_a_card_that_has_moved_is_taken_from_its_old_owner_at_once(host: Host) -> None:
+    """What says that the old owner lost it may still be on its way, and no link tells."""
+    host.add(OTHER)
+    host.unbind(GPU)
+    host.bind(GPU, "xe", "card0", by_path=False)
+    scanner = host.scanner()
+    before = scanner.scan(EVERYTHING, Inventory())
+    host.unbind(GPU)
+    host.bind(OTHER, "xe", "card0", by_path=False)
+    after = scanner.scan(Scope(addresses=frozenset({Address(OTHER)})), before)
+    assert [n.name for n in after.functions[Address(OTHER)].nodes] == ["card0"]
+    assert after.functions[Address(GPU)].nodes == ()
+
+
 def test_two_functions_that_keep_claiming_one_card_are_both_reported(host: Host) -> None:
     """Nobody guesses whose it is; who publishes sees the conflict."""
     host.add(OTHER)
