@@ -5,7 +5,6 @@ sysexits.h. Results go to standard output, everything else to standard error.
 """
 
 import importlib
-import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -83,8 +82,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 def execute(argv: Sequence[str] | None = None) -> int:
     """Run a command; errors become a sentence on standard error and an exit code."""
     try:
+        # It also ends quietly, with 1, once the reader (a pager, `head`) has seen enough.
         result = cli.main(args=argv, prog_name="cdi-agent", standalone_mode=False)
-        sys.stdout.flush()
     except click.ClickException as error:
         error.show()
         return ExitCode.USAGE if isinstance(error, click.UsageError) else ExitCode.FAILURE
@@ -93,10 +92,6 @@ def execute(argv: Sequence[str] | None = None) -> int:
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         return 128 + signal.SIGINT
-    except BrokenPipeError:
-        # The reader (a pager, `head`) has seen enough; Python must not complain at its exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return ExitCode.OK
     return int(result) if isinstance(result, int) else ExitCode.OK
 
 
