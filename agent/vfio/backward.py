@@ -54,8 +54,9 @@ def releasing(turn: Turn, claim: Claim) -> Claim | None:
 
 def freeing(turn: Turn, claim: Claim) -> Claim | None:
     """Nobody may use what has to be unbound; that is waited for, unless it is forced."""
-    if turn.rules.paused and claim.problem is None:
-        return _hinder(turn, claim, problem(Code.PAUSED, "moving devices is paused"))
+    pause = _pause(turn)
+    if pause is not None and claim.problem is None:  # what has failed is undone all the same
+        return _hinder(turn, claim, pause)
     if is_busy(turn, claim):
         return claim
     if claim.inspection is None:
@@ -139,21 +140,20 @@ def forgetting(turn: Turn, claim: Claim) -> Claim | None:
 
 def checking_recovery(turn: Turn, claim: Claim) -> Claim | None:
     """May a stranded function be moved? Nothing has been withdrawn, and it stays a stray so far."""
-    obstacle = hung(turn, claim)
-    if turn.rules.paused and not claim.dry_run:
-        obstacle = problem(Code.PAUSED, "moving devices is paused")
-    if obstacle is not None:
+    obstacle = hung(turn, claim) or _pause(turn)
+    if obstacle is not None and not claim.dry_run:
         return _hinder(turn, claim, obstacle)
     if claim.inspection is None:
         return _ask(turn, claim, claim.functions, _to_unbind(turn, claim))
-    obstacle = _in_the_way(turn, claim, claim.inspection)
-    problems = () if obstacle is None or claim.force else (obstacle,)
+    if not claim.force:
+        obstacle = obstacle or _in_the_way(turn, claim, claim.inspection)
     if claim.dry_run:
+        problems = () if obstacle is None else (obstacle,)
         for waiter in claim.waiters:
             turn.answer(waiter.ticket, claim.id, *problems, moves=_moves(turn, claim))
         return None
-    if problems:
-        _stay_stranded(turn, claim, problems[0])
+    if obstacle is not None:
+        _stay_stranded(turn, claim, obstacle)
         return None
     for state in claim.functions:
         turn.strays.pop(state.address, None)
@@ -251,6 +251,11 @@ def _with_overrides(claim: Claim, inspection: Inspection) -> Claim:
         for state in claim.functions
     )
     return dataclasses.replace(claim, functions=functions)
+
+
+def _pause(turn: Turn) -> Problem | None:
+    """That nothing may be moved now."""
+    return problem(Code.PAUSED, "moving devices is paused") if turn.rules.paused else None
 
 
 def _hinder(turn: Turn, claim: Claim, obstacle: Problem) -> Claim:

@@ -10,11 +10,12 @@ or an order came, after a look, after the journal was saved or the specs were wr
     there   checking ─▶ withdrawing ─▶ guarding ─▶ moving ─▶ publishing ─▶ confirming ─▶ done
                              └──────── nothing to move ────────▲
     back    releasing ─▶ freeing ─▶ returning ─▶ verifying ─▶ restoring ─▶ end
-                            ▲ a hung write returned ─┘ ▲─ left ─┘
-    lost    done ─▶ lost ─▶ (release) ─▶ forgetting ─▶ end
+    lost    done ─▶ lost ─▶ forgetting ─▶ end
 
 What fails in ``checking`` ends there. What fails before the first write goes on in ``restoring``,
-and whatever fails later, or is released, in ``releasing``.
+and whatever fails later, or is released, in ``releasing``. On the way back a claim returns from
+``verifying`` to ``returning`` if an override is left, and to ``freeing`` when a write that hung
+has come to its end. A recovery goes from ``checking`` to ``releasing``.
 
 The caller must keep one order: save ``claims.durable`` if it differs from what is on disk, then
 withdraw and publish what `holds` says, then start the effects.

@@ -116,7 +116,10 @@ class Turn:
         ) or set(claim.record.origins) <= {stray.origin for stray in saved.strays}
 
     def journal_failed(self, claim: Claim) -> bool:
-        """Whether the journal had its chance to save the claim as it is, and could not."""
+        """Whether the journal had its chance to save the claim as it is, and could not.
+
+        If it has not been saved yet, it is asked again in a while.
+        """
         self.wake(self.now + self.deadlines.poll)
         before = self.before.live.get(claim.id)
         if before is None or not before.is_in_journal or before.record != claim.record:

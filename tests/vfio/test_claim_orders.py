@@ -436,6 +436,20 @@ def test_a_dry_run_of_recover_says_what_would_be_moved() -> None:
     assert world.stranded == {GPU}
 
 
+def test_a_dry_run_waits_for_nothing() -> None:
+    """Neither for a kernel that hangs nor for the end of a pause: it says what is in the way."""
+    world = stranded()
+    world.faults.append((lambda write: write.step is Step.PROBE, hangs))
+    ask(world, Recover(GPU))
+    assert codes(ask(world, Recover(GPU, dry_run=True))) == [Code.CLAIMED]
+    world.let_go(GPU)
+    world.run()
+    world = stranded()
+    world.rules = Rules(paused=True)
+    assert codes(ask(world, Recover(GPU, dry_run=True))) == [Code.PAUSED]
+    assert not world.claims.live
+
+
 def test_recover_refuses_what_is_in_use_unless_forced() -> None:
     world = stranded()
     world.holders = [VM]
