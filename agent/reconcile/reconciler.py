@@ -59,6 +59,10 @@ BOOT_POLL = 0.1
 """Seconds between looks while READY waits for udev to load a driver: its end sends no event."""
 
 
+QUIET = 60.0
+"""Seconds between two entries about the same trouble; the metrics count every case."""
+
+
 @dataclasses.dataclass(slots=True)
 class _Acts:
     """What a pass has done so far; lives for one pass."""
@@ -66,6 +70,8 @@ class _Acts:
     memory: Memory
     done: list[Action] = dataclasses.field(default_factory=list)
     failures: list[tuple[Action, str]] = dataclasses.field(default_factory=list)
+    told: bool = False
+    """One of these failures is news."""
     withdrawn_at: float = 0.0
 
 
@@ -116,6 +122,8 @@ class Reconciler:
         self._read_at = -math.inf
         """When the latest reading of the spec directories began."""
         self._unprepared = ""
+        self._told: dict[tuple[str, str], float] = {}
+        """When which trouble with what was told of, in the last minute."""
         self._wake_at = math.inf
         self._saving: asyncio.Task[None] | None = None
         self.ready = asyncio.Event()
@@ -254,7 +262,7 @@ class Reconciler:
         state = self._next_state(inventory, wanted, disk, decision, acts)
         report = self._report(hints, scope, started, state, acts)
         self._state = state
-        self._tell(before, state, report, decision)
+        self._tell(before, state, report, decision, level=_level(report, acts))
 
         # What claims do to devices begins only now: the specs no longer name what they move.
         if self._desk is not None:
@@ -378,6 +386,9 @@ class Reconciler:
                     now=self._clock(),
                     timing=self._rules.timing,
                 )
+                if not self._is_news_of_trouble(action.path, error.sentence):
+                    continue
+                acts.told = True
                 _log.error(
                     "spec-write-failed" if isinstance(action, WriteSpec) else "spec-delete-failed",
                     path=action.path,
@@ -389,6 +400,12 @@ class Reconciler:
             else:
                 acts.done.append(action)
                 acts.memory = succeeded(acts.memory, action)
+
+    def _is_news_of_trouble(self, about: str, problem: str) -> bool:
+        """Whether to tell of a trouble: on a restless host it comes each moment."""
+        now = self._clock()
+        self._told = {each: at for each, at in self._told.items() if now - at < QUIET}
+        return self._told.setdefault((about, problem), now) == now
 
     def _next_state(
         self,
@@ -445,7 +462,7 @@ class Reconciler:
         before = self._state
         if self._desk is not None:
             self._desk.begin()  # what was decided before it failed: nobody else would answer
-        if error.sentence not in before.problems:
+        if error.sentence not in before.problems and self._is_news_of_trouble("", error.sentence):
             _log.error("look-failed", problem=error.sentence, hint=error.hint)
         self._state = dataclasses.replace(
             before, passes=before.passes + 1, problems=(error.sentence,)
@@ -502,13 +519,15 @@ class Reconciler:
             ),
         )
 
-    def _tell(self, before: State, state: State, report: PassReport, decision: Plan) -> None:
+    def _tell(
+        self, before: State, state: State, report: PassReport, decision: Plan, *, level: int
+    ) -> None:
         """One canonical line a pass, and one for each thing that is new to its reader."""
         for item in news(before, state, unconfirmed=decision.unconfirmed):
             _log.log(item.level, item.event, **item.fields)
         names = {**before.published, **state.published}
         _log.log(
-            logging.INFO if report.changed else logging.DEBUG,
+            level,
             "pass",
             pass_id=report.id,
             reasons=dict(report.reasons),
@@ -522,6 +541,12 @@ class Reconciler:
             withdraw_ms=_milliseconds(report.withdraw_latency),
             publish_ms=_milliseconds(max(report.publish_latencies, default=None)),
         )
+
+
+def _level(report: PassReport, acts: _Acts) -> int:
+    """How much the line about a pass matters; one that has only failed again is no news."""
+    failed_again = acts.failures and not (acts.done or acts.told)
+    return logging.INFO if report.changed and not failed_again else logging.DEBUG
 
 
 def _is_starting(inventory: Inventory, withheld: Iterable[Withheld]) -> bool:

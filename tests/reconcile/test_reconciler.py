@@ -17,7 +17,7 @@ from agent.errors import StoreError
 from agent.host.model import Address, Hint, Inventory, Scope
 from agent.host.scan import Scanner
 from agent.reconcile.messages import SPECS, Reconfigure, Stop
-from agent.reconcile.reconciler import Reconciler
+from agent.reconcile.reconciler import QUIET, Reconciler
 from agent.simulate import UdevMode
 from agent.simulate.host import arc_b50, arc_b60
 from tests.reconcile.rig import Rig
@@ -202,6 +202,28 @@ class TestFailures:
         await rig.step(0.5)
         assert rig.published() == {"intel.com/gpu": [NAME_B50]}
         assert rig.reconciler.snapshot().problems == ()
+
+    async def test_the_same_failure_is_told_once_a_minute(self, one_gpu: Rig) -> None:
+        """However often a device comes and goes meanwhile; the metrics count every case."""
+
+        async def flap() -> int:
+            failed = 0
+            for driver in ("vfio-pci", "xe"):
+                await one_gpu.do(one_gpu.kernel.move, B50, driver)
+                failed += len((await one_gpu.step(0.1)).failed)
+            return failed
+
+        def told() -> tuple[int, int]:
+            passes = [line for line in one_gpu.logged("pass") if line["log_level"] == "info"]
+            return len(one_gpu.logged("spec-delete-failed")), len(passes)
+
+        failures, passes = told()
+        one_gpu.store.fault = "read-only file system"
+        assert sum([await flap() for _ in range(3)]) == 6
+        assert told() == (failures + 2, passes + 1)  # one for each of its two files
+        await one_gpu.step(QUIET)
+        await flap()
+        assert told() == (failures + 4, passes + 2)
 
     async def test_a_withdrawal_that_fails_keeps_its_nodes_from_others(self, one_gpu: Rig) -> None:
         """card0 goes to another device while the old entry cannot be taken off the disk."""
