@@ -23,7 +23,7 @@ from agent.vfio.model import Answer, Order, Prepare
 from agent.vfio.roots import Roots, Timeouts
 from agent.vfio.settings import AssignSettings
 from agent.vfio.state import Claims
-from agent.vfio.worker import Worker
+from agent.vfio.worker import WRITER, Worker
 
 _log = structlog.get_logger()
 
@@ -47,9 +47,17 @@ class Claiming:
         config: A checked configuration.
         inbox: Where results go.
         environ: May say the boot's id, and where the kernel's modules are.
+        writer: The program that reads and writes attributes; a simulated host has its own.
     """
 
-    def __init__(self, config: Config, inbox: Inbox, environ: MutableMapping[str, str]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        inbox: Inbox,
+        environ: MutableMapping[str, str],
+        *,
+        writer: Sequence[str] = WRITER,
+    ) -> None:
         self.desk: Desk | None = None
         self.assign_again = asyncio.Event()
         """Set when the configuration has changed."""
@@ -78,6 +86,7 @@ class Claiming:
                 modules=self.modules,
             ),
             timeouts=Timeouts(write=settings.write_timeout, load=settings.load_timeout),
+            writer=writer,
         )
         self.desk = Desk(
             journal=journal,

@@ -19,7 +19,7 @@ import contextlib
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, MutableMapping
+from collections.abc import Callable, Coroutine, Iterator, MutableMapping, Sequence
 from typing import Final, NoReturn
 
 import structlog
@@ -36,6 +36,7 @@ from agent.control.pages import application, document, probe
 from agent.control.server import HttpService
 from agent.control.sockets import UnixAddress, parse_address, passed_sockets
 from agent.errors import AgentError, SourceUnavailableError, StoreError
+from agent.host.devnodes import StatNode, lstat_node
 from agent.host.model import Hint
 from agent.host.monitor import Monitor, SourceState
 from agent.observe.claim_metrics import ClaimMetrics
@@ -48,6 +49,7 @@ from agent.reconcile.plan import TRANSIENT
 from agent.reconcile.reconciler import Reconciler
 from agent.reconcile.state import PassReport, State
 from agent.vfio.model import Answer, Order
+from agent.vfio.worker import WRITER
 
 _log = structlog.get_logger()
 
@@ -66,6 +68,8 @@ class Daemon:
         reload: Reads the configuration again; blocks, raises ConfigError.
         log: Where the log goes.
         environ: The process's environment; what systemd put there for us is taken out.
+        stat_node: Says what is at a path below /dev; a simulated host has its own.
+        writer: The program that reads and writes attributes; a simulated host has its own.
     """
 
     def __init__(
@@ -75,12 +79,15 @@ class Daemon:
         reload: Callable[[], Config],
         log: Log,
         environ: MutableMapping[str, str],
+        stat_node: StatNode = lstat_node,
+        writer: Sequence[str] = WRITER,
     ) -> None:
         self._config = config
         self._reload = reload
+        self._stat_node = stat_node
         self._notifier = Notifier.from_environment(environ)
         self._sockets = passed_sockets(environ)
-        self._parts = compose.parts(config)
+        self._parts = compose.parts(config, stat_node=stat_node)
         self._inbox = Inbox(config.reconcile.queue_size)
         self._monitors: list[Monitor] = []
         self._unavailable: set[str] = set()
@@ -96,7 +103,7 @@ class Daemon:
             self._parts.store.directories,
             lambda at: self._inbox.hint(Hint(reason=SPECS, received=at)),
         )
-        self._claiming = Claiming(config, self._inbox, environ)
+        self._claiming = Claiming(config, self._inbox, environ, writer=writer)
         self._reconciler = Reconciler(
             inbox=self._inbox,
             scanner=self._parts.scanner,
@@ -320,7 +327,7 @@ class Daemon:
             try:
                 config = await asyncio.to_thread(self._reload)
                 config = self._without_finals(config)
-                parts = await asyncio.to_thread(compose.parts, config)
+                parts = await asyncio.to_thread(compose.parts, config, stat_node=self._stat_node)
                 claim_rules = await asyncio.to_thread(
                     compose.claim_rules, config, modules=self._claiming.modules
                 )
