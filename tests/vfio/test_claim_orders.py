@@ -437,7 +437,7 @@ def test_a_dry_run_of_recover_says_what_would_be_moved() -> None:
 
 
 def test_a_dry_run_waits_for_nothing() -> None:
-    """Neither for a kernel that hangs nor for the end of a pause: it says what is in the way."""
+    """Neither for a recovery that hangs nor for the end of a pause: it says what is in the way."""
     world = stranded()
     world.faults.append((lambda write: write.step is Step.PROBE, hangs))
     ask(world, Recover(GPU))
