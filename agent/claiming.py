@@ -101,7 +101,12 @@ class Claiming:
         """What has to run beside the reconciler, by name."""
         return {} if self._worker is None else {"worker": self._worker.run()}
 
-    async def assign(self, submit: Submit, wanted: Callable[[], Sequence[AssignSettings]]) -> None:
+    async def assign(
+        self,
+        submit: Submit,
+        wanted: Callable[[], Sequence[AssignSettings]],
+        ready: asyncio.Event,
+    ) -> None:
         """Claim what the configuration says: at the start, once each, and later what is new.
 
         What could not be claimed is tried again; what somebody has released stays released.
@@ -109,7 +114,10 @@ class Claiming:
         Args:
             submit: The reconciler's.
             wanted: What is to be claimed now.
+            ready: Set when the start's waiting is over. Before, at boot, a device may have no
+                driver *yet*, and a claim would remember that it had none.
         """
+        await ready.wait()
         done: set[str] = set()
         said: dict[str, str] = {}
         while True:

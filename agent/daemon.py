@@ -217,7 +217,9 @@ class Daemon:
         tasks.update(self._claiming.root_tasks())
         if self._claiming.desk is not None:
             tasks["assign"] = self._claiming.assign(
-                self._reconciler.submit, lambda: self._config.vfio.assign
+                self._reconciler.submit,
+                lambda: self._config.vfio.assign,
+                self._reconciler.ready,
             )
             tasks.update(self._control())
         return tasks

@@ -20,7 +20,7 @@ def status(state: State) -> Document:
     return {
         "published": kinds,
         "withheld": len(state.withheld),
-        "claims": len(state.claims.live),
+        "claims": len(_claims(state)),
         "stranded": sorted(state.claims.strays),
         "hung": sorted(state.claims.children),
         "paused": state.paused,
@@ -62,7 +62,7 @@ def claims(state: State, now: float) -> Document:
         now: Monotonic seconds.
     """
     return {
-        "claims": [_claim(state, claim, now) for claim in state.claims.live.values()],
+        "claims": [_claim(state, claim, now) for claim in _claims(state)],
         "stranded": [
             {"address": address, "driver": _driver(state, address), **problem(stray.problem)}
             for address, stray in sorted(state.claims.strays.items())
@@ -129,6 +129,11 @@ def problem(found: Problem) -> Document:
         "hint": found.hint or None,
         "retryable": found.retryable,
     }
+
+
+def _claims(state: State) -> list[Claim]:
+    """Those that hold something, or will: a dry run is none."""
+    return [claim for claim in state.claims.live.values() if not claim.dry_run]
 
 
 def _claim(state: State, claim: Claim, now: float) -> Document:

@@ -64,7 +64,11 @@ class ClaimMetrics:
             "claims",
             "Claims, by mode and by what they wait for.",
             modes | {"phase": tuple(Phase)},
-            Counter((claim.record.request.mode, claim.phase) for claim in claims.live.values()),
+            Counter(
+                (claim.record.request.mode, claim.phase)
+                for claim in claims.live.values()
+                if not claim.dry_run
+            ),
         )
         yield counter(
             "claims_ended",

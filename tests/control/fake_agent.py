@@ -33,7 +33,7 @@ def function(address: Address, driver: str | None) -> Function:
     )
 
 
-def state() -> State:
+def state(*, dry_run: bool = False) -> State:
     """One device published, one claimed and in force, one stranded, one hung."""
     identity = Identity.of(function(B, "vfio-pci"))
     origin = Origin(B, identity, "xe", None, "vfio-pci")
@@ -46,7 +46,7 @@ def state() -> State:
         published={(GPU, A): "0000-03-00-0-0xe212"},
         withheld=(Withheld(B, GPU, Reason.HELD, "claim vm holds it"),),
         claims=Claims(
-            live={"vm": Claim(record, (FunctionState(origin),), phase=Phase.DONE)},
+            live={"vm": Claim(record, (FunctionState(origin),), phase=Phase.DONE, dry_run=dry_run)},
             strays={B: stray},
             children={A: Child(write, 99)},
         ),
@@ -60,10 +60,12 @@ class FakeAgent:
     def __init__(self) -> None:
         self.orders: list[Order] = []
         self.paused: bool | None = None
+        self.dry_run = False
+        """What it has is a dry run, and no claim."""
         self.reply = Answer(1, "vm", names=(NAME,))
 
     def snapshot(self) -> State:
-        return state()
+        return state(dry_run=self.dry_run)
 
     async def submit(self, order: Order) -> Answer:
         self.orders.append(order)

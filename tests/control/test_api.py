@@ -73,6 +73,12 @@ class TestQuestions:
         assert document["stranded"][0]["code"] == "stranded"
         assert document["hung"] == [{"address": A, "step": "unbind", "pid": 99}]
 
+    async def test_a_dry_run_is_no_claim(self, control: Socket) -> None:
+        control.agent.dry_run = True
+        _, status = await control.call("GET", "/v1/status")
+        _, document = await control.call("GET", "/v1/claims")
+        assert (status["claims"], document["claims"]) == (0, [])
+
     async def test_explain_says_all_of_a_function(self, control: Socket) -> None:
         _, document = await control.call("GET", f"/v1/explain/{B}")
         assert document["claim"]["id"] == "vm"
