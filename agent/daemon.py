@@ -16,6 +16,7 @@ Then everything else is cancelled. The spec files stay (containers go on), unles
 
 import asyncio
 import contextlib
+import os
 import signal
 import time
 from collections import Counter
@@ -172,6 +173,7 @@ class Daemon:
         if self._stopping:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
+            os._exit(128 + number)  # the first process of a container is not ended by that
         self._stopping = True
         _log.info("stopping", signal=number.name)
         self._inbox.order(Stop())

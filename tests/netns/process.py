@@ -138,6 +138,12 @@ class AgentProcess:
         """Send it a signal."""
         self._running_agent().send_signal(number)
 
+    def signal_children(self, number: int) -> None:
+        """Send a signal to what the program that it was started through has started."""
+        pid = self._running_agent().pid
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            os.kill(int(child), number)
+
     def end_agent(self, number: int = signal.SIGTERM) -> int:
         """Send it a signal and wait until it has ended; its exit status."""
         process = self._running_agent()

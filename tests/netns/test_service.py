@@ -165,6 +165,19 @@ def test_a_second_signal_ends_it_at_once(host: PrivateHost) -> None:
     assert host.inside.end_agent(signal.SIGTERM) == -signal.SIGTERM
 
 
+def test_a_second_signal_ends_the_first_process_of_a_container_too(host: PrivateHost) -> None:
+    """For it the kernel has no default that ends it."""
+    host.kernel.plug(A.hardware)
+    first = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+    host.inside.start_agent(settings(cdi={"directory": HANGS}), through=first)
+    hang(host)
+    host.kernel.plug(B.hardware)
+    host.inside.signal_children(signal.SIGTERM)
+    assert host.until(lambda: log_entries(host, "stopping"), bool)
+    host.inside.signal_children(signal.SIGTERM)
+    assert host.inside.await_end() == 128 + signal.SIGTERM
+
+
 def test_wherever_it_is_killed_the_next_start_is_right(host: PrivateHost) -> None:
     choose = random.Random(3)
     start(host, A)
