@@ -3,6 +3,7 @@
 import random
 import signal
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -42,6 +43,11 @@ def hears(host: PrivateHost, key: str, enough: Callable[[list[str]], bool]) -> l
     seen = host.until(lambda: told(host, key), enough)
     assert enough(seen), host.inside.agent_log()
     return seen
+
+
+def about_metrics(host: PrivateHost, event: str) -> list[dict[str, Any]]:
+    """What it has logged under a name about its metrics port."""
+    return [entry for entry in log_entries(host, event) if entry["service"] == "metrics"]
 
 
 def hang(host: PrivateHost) -> None:
@@ -129,14 +135,14 @@ def test_a_taken_metrics_port_is_reported_and_the_agent_works_until_it_is_free(
 ) -> None:
     host.inside.take_port(9478)
     start(host, A)
-    said = host.until(lambda: log_entries(host, "metrics-unavailable"), bool)
+    said = host.until(lambda: about_metrics(host, "not-listening"), bool)
     assert "127.0.0.1:9478 cannot be opened" in said[0]["problem"]
     assert host.kernel.move(A.address, "vfio-pci") == 0
     becomes_true(host)
     host.inside.free_port()
-    assert host.until(lambda: log_entries(host, "metrics-listening"), bool)
+    assert host.until(lambda: about_metrics(host, "listening"), bool)
     assert host.metrics()["cdi_agent_healthy"] == 1
-    assert len(log_entries(host, "metrics-unavailable")) == 1
+    assert len(about_metrics(host, "not-listening")) == 1
 
 
 # --- the end --------------------------------------------------------------------------------------
@@ -150,7 +156,7 @@ def test_a_restart_at_once_finds_the_metrics_port_free(host: PrivateHost) -> Non
         host.inside.end_agent(number)
         host.inside.start_agent(SETTINGS)
         assert host.until(lambda: host.inside.answers(METRICS), bool)
-    assert log_entries(host, "metrics-unavailable") == []
+    assert about_metrics(host, "not-listening") == []
 
 
 def test_a_second_signal_ends_it_at_once(host: PrivateHost) -> None:
