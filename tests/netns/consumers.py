@@ -66,6 +66,20 @@ class Consumers(Mischief):
                 (root / "bin" / name).symlink_to("busybox")
         return str(root)
 
+    def root_of_an_image(self) -> str:
+        """A tree that needs nothing but this machine's /usr to run its programs."""
+        root = self._folder / "image"
+        if not root.exists():
+            for name in ("dev", "etc", "proc", "run", "sys", "tmp", "usr", "var/lib/cdi-agent"):
+                (root / name).mkdir(parents=True)
+            (root / "var/run").symlink_to("/run")
+            for name in ("bin", "lib", "lib32", "lib64", "libx32", "sbin"):
+                if Path("/", name).is_symlink():
+                    (root / name).symlink_to(Path("/", name).readlink())
+            for name in ("ld.so.cache", "passwd"):
+                shutil.copy(f"/etc/{name}", root / "etc" / name)
+        return str(root)
+
     # --- Prometheus -------------------------------------------------------------------------------
 
     def promtool(self, metrics: str) -> Ended:
