@@ -1,6 +1,8 @@
 """`make install` and `make uninstall`, on a copy of this host that only the test sees."""
 
 import asyncio
+import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -49,6 +51,22 @@ ls /opt /etc/systemd/system /etc/tmpfiles.d /etc/cdi-agent /run/cdi
 """
 
 
+def as_in_the_image(place: Path) -> Path:
+    """The files that the container recipe copies before it installs: no more is needed for that."""
+    recipe = (ROOT / "Containerfile").read_text()
+    build, _, _ = recipe.partition("\nFROM ")[2].partition("\nFROM ")
+    assert "&& systemd/install\n" in build
+    for line in re.findall(r"^COPY (.+)$", build, re.MULTILINE):
+        *sources, target = line.split()
+        for source in sources:
+            path = ROOT / source
+            if path.is_dir():
+                shutil.copytree(path, place / target)
+            else:
+                shutil.copy(path, place / target)
+    return place
+
+
 def test_installs_a_working_service_and_takes_it_away_again(tmp_path: Path) -> None:
     """Unless somebody's device would be left on VFIO, and nobody would know where it belongs."""
     asyncio.run(Journal(str(tmp_path)).save(Durable(strays=(STRAY,))))
@@ -62,7 +80,7 @@ def test_installs_a_working_service_and_takes_it_away_again(tmp_path: Path) -> N
             "-c",
             SCRIPT,
             "bash",
-            ROOT,
+            as_in_the_image(tmp_path / "src"),
             tmp_path,
         ],
         stdin=subprocess.DEVNULL,
