@@ -262,7 +262,7 @@ class Reconciler:
         state = self._next_state(inventory, wanted, disk, decision, acts)
         report = self._report(hints, scope, started, state, acts)
         self._state = state
-        self._tell(before, state, report, decision, level=_level(report, acts))
+        self._tell(before, state, report, decision, is_news=_is_news(report, acts))
 
         # What claims do to devices begins only now: the specs no longer name what they move.
         if self._desk is not None:
@@ -520,14 +520,14 @@ class Reconciler:
         )
 
     def _tell(
-        self, before: State, state: State, report: PassReport, decision: Plan, *, level: int
+        self, before: State, state: State, report: PassReport, decision: Plan, *, is_news: bool
     ) -> None:
         """One canonical line a pass, and one for each thing that is new to its reader."""
         for item in news(before, state, unconfirmed=decision.unconfirmed):
             _log.log(item.level, item.event, **item.fields)
         names = {**before.published, **state.published}
         _log.log(
-            level,
+            logging.INFO if is_news else logging.DEBUG,
             "pass",
             pass_id=report.id,
             reasons=dict(report.reasons),
@@ -543,10 +543,10 @@ class Reconciler:
         )
 
 
-def _level(report: PassReport, acts: _Acts) -> int:
-    """How much the line about a pass matters; one that has only failed again is no news."""
-    failed_again = acts.failures and not (acts.done or acts.told)
-    return logging.INFO if report.changed and not failed_again else logging.DEBUG
+def _is_news(report: PassReport, acts: _Acts) -> bool:
+    """Whether a pass is worth a line; one that has only failed again is not."""
+    failed_again = bool(acts.failures) and not (acts.done or acts.told)
+    return report.changed and not failed_again
 
 
 def _is_starting(inventory: Inventory, withheld: Iterable[Withheld]) -> bool:
