@@ -45,14 +45,13 @@ import structlog
 from agent.errors import SourceUnavailableError
 from agent.host.model import DeviceNumber, Hint
 from agent.host.uevent import ACTIONS, OTHER, SUBSYSTEMS, Message, Source, hint_of
+from agent.troubles import Troubles
 
 BATCH: Final = 128
 """Messages read before the loop's other tasks have their turn: about 3 ms."""
 FIRST_DELAY: Final = 0.25
 LONGEST_DELAY: Final = 30.0
 """Seconds between attempts to open a source."""
-QUIET: Final = 60.0
-"""Seconds between two log lines about the same trouble; every case is counted."""
 
 _NETLINK_KOBJECT_UEVENT: Final = 15
 _PASSING: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN})
@@ -261,7 +260,7 @@ class Monitor:
         self._sleep = sleep
         self._connection: Connection | None = None
         self._announced: SourceState | None = None
-        self._trouble_logged: dict[str, float] = {}
+        self._troubles = Troubles()
 
     @classmethod
     def open(
@@ -435,10 +434,8 @@ class Monitor:
 
     def _complain(self, trouble: str, now: float) -> None:
         """Log a trouble that can come a thousand times a second; the counters have every case."""
-        last = self._trouble_logged.get(trouble)
-        if last is not None and now - last < QUIET:
+        if not self._troubles.is_news(trouble, now):
             return
-        self._trouble_logged[trouble] = now
         if trouble == "overflow":
             _log.warning("source-overflow", source=self.source, overflows=self.overflows)
         else:

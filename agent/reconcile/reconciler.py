@@ -50,6 +50,7 @@ from agent.reconcile.plan import TRANSIENT, Plan, failed, node_paths, plan, succ
 from agent.reconcile.ports import Looker, SpecStore, Watchdog
 from agent.reconcile.rules import Rules
 from agent.reconcile.state import Key, Memory, PassReport, State
+from agent.troubles import Troubles
 from agent.vfio.model import Answer, Asked, Order, Result
 from agent.vfio.state import Claims
 
@@ -57,10 +58,6 @@ _log = structlog.get_logger()
 
 BOOT_POLL = 0.1
 """Seconds between looks while READY waits for udev to load a driver: its end sends no event."""
-
-
-QUIET = 60.0
-"""Seconds between two entries about the same trouble; the metrics count every case."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -122,8 +119,7 @@ class Reconciler:
         self._read_at = -math.inf
         """When the latest reading of the spec directories began."""
         self._unprepared = ""
-        self._told: dict[tuple[str, str], float] = {}
-        """When which trouble with what was told of, in the last minute."""
+        self._troubles = Troubles()
         self._wake_at = math.inf
         self._saving: asyncio.Task[None] | None = None
         self.ready = asyncio.Event()
@@ -386,7 +382,7 @@ class Reconciler:
                     now=self._clock(),
                     timing=self._rules.timing,
                 )
-                if not self._is_news_of_trouble(action.path, error.sentence):
+                if not self._troubles.is_news((action.path, error.sentence), self._clock()):
                     continue
                 acts.told = True
                 _log.error(
@@ -400,12 +396,6 @@ class Reconciler:
             else:
                 acts.done.append(action)
                 acts.memory = succeeded(acts.memory, action)
-
-    def _is_news_of_trouble(self, about: str, problem: str) -> bool:
-        """Whether to tell of a trouble: on a restless host it comes each moment."""
-        now = self._clock()
-        self._told = {each: at for each, at in self._told.items() if now - at < QUIET}
-        return self._told.setdefault((about, problem), now) == now
 
     def _next_state(
         self,
@@ -462,13 +452,13 @@ class Reconciler:
         before = self._state
         if self._desk is not None:
             self._desk.begin()  # what was decided before it failed: nobody else would answer
-        if error.sentence not in before.problems and self._is_news_of_trouble("", error.sentence):
+        now = self._clock()
+        if error.sentence not in before.problems and self._troubles.is_news(error.sentence, now):
             _log.error("look-failed", problem=error.sentence, hint=error.hint)
         self._state = dataclasses.replace(
             before, passes=before.passes + 1, problems=(error.sentence,)
         )
         self._believes_state = False
-        now = self._clock()
         self._looked_at_all = now  # in vain: it is tried again by `wake_at`
         self._wake_at = now + self._rules.resync_blind
         if not self.ready.is_set():

@@ -17,9 +17,10 @@ from agent.errors import StoreError
 from agent.host.model import Address, Hint, Inventory, Scope
 from agent.host.scan import Scanner
 from agent.reconcile.messages import SPECS, Reconfigure, Stop
-from agent.reconcile.reconciler import QUIET, Reconciler
+from agent.reconcile.reconciler import Reconciler
 from agent.simulate import UdevMode
 from agent.simulate.host import arc_b50, arc_b60
+from agent.troubles import QUIET
 from tests.reconcile.rig import Rig
 
 B50, B60 = "0000:03:00.0", "0000:07:00.0"
