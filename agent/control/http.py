@@ -101,9 +101,10 @@ class Server:
         """Answer on these sockets, which `stop` closes."""
         loop = asyncio.get_running_loop()
         for listener in listeners:
-            server = await loop.create_server(
-                lambda: _Connection(self), sock=listener, backlog=BACKLOG
-            )
+            # asyncio accepts `backlog` connections at once, and goes on after the first that fails
+            # for want of descriptors: each failure schedules another try, thousands a second soon.
+            server = await loop.create_server(lambda: _Connection(self), sock=listener, backlog=1)
+            listener.listen(BACKLOG)
             self._servers.append(server)
 
     async def stop(self) -> None:

@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import os
 import resource
 import signal
+import socket
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -240,6 +242,40 @@ async def test_a_thousand_connections_leave_room_for_the_next_once_they_are_cut_
             await client.rest()
         assert r.server.refused >= 900
         assert (await r.ask()).startswith(b"HTTP/1.1 200")
+
+
+@contextlib.contextmanager
+def no_descriptors() -> Iterator[None]:
+    """This process may open nothing more."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    first_free = os.dup(0)
+    os.close(first_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (first_free, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+async def test_a_want_of_descriptors_is_one_failure_at_a_time_and_passes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The loop would try as often as connections may wait, and each failure would try again."""
+    monkeypatch.setattr("asyncio.constants.ACCEPT_RETRY_DELAY", 0)
+    failures: asyncio.Queue[str] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _loop, context: failures.put_nowait(context["message"]))
+    server = Server(hello)
+    listener = bind(TcpAddress("127.0.0.1", 0))
+    with socket.create_connection(listener.getsockname()) as client:
+        client.setblocking(False)
+        with no_descriptors():
+            await server.start([listener])
+            assert "out of system resource" in await failures.get()
+            assert failures.empty()
+        await loop.sock_sendall(client, GET)
+        assert (await loop.sock_recv(client, 65536)).startswith(b"HTTP/1.1 200")
+    await server.stop()
 
 
 async def test_one_too_many_is_closed_and_the_others_are_served(gate: asyncio.Event) -> None:
