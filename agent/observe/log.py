@@ -25,6 +25,7 @@ from agent.observe import record as records
 from agent.observe.record import Record
 from agent.observe.settings import Level, LogSettings
 from agent.observe.sinks import JOURNAL, Journal, Lines, is_reachable, leads_to_journal
+from agent.troubles import Troubles
 
 Sink = Literal["text", "colour", "json", "prefixed", "journal"]
 
@@ -35,6 +36,8 @@ _LEVELS: Final[Mapping[Level, int]] = {
     "error": logging.ERROR,
 }
 _TRACEBACK_FRAMES: Final = 24
+_ALIKE: Final = 80
+"""Characters by which two messages of a library are the same."""
 
 
 class Log:
@@ -202,10 +205,15 @@ def _hand_on(
 
 
 class _Bridge(logging.Handler):
-    """Entries of the standard library's logging, from warnings on, as entries of ours."""
+    """Entries of the standard library's logging, from warnings on, as entries of ours.
+
+    Of a library's messages that begin alike one a minute is handed on: what others do in a storm is
+    not ours to know.
+    """
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
+        self._troubles = Troubles()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Hand one on; logging calls this with its lock held."""
@@ -215,8 +223,12 @@ class _Bridge(logging.Handler):
         except Exception:  # noqa: BLE001 - the arguments do not fit the text, or worse
             text = str(record.msg)
         fields: dict[str, object] = {"logger": record.name, "text": text}
-        if record.exc_info:  # asyncio gives False
-            fields["exc_info"] = record.exc_info[1]
+        error = record.exc_info[1] if record.exc_info else None  # asyncio gives False
+        if error is not None:
+            fields["exc_info"] = error
+        trouble = (record.name, text.partition("\n")[0][:_ALIKE], repr(error)[:_ALIKE])
+        if not self._troubles.is_news(trouble, time.monotonic()):
+            return
         method = log.error if record.levelno >= logging.ERROR else log.warning
         method("library-message", **fields)
 

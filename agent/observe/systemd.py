@@ -2,7 +2,7 @@
 
 The protocol is one datagram of ``NAME=value`` lines to the socket that ``NOTIFY_SOCKET`` names
 (sd_notify(3)). Nothing here blocks or raises: an agent that cannot tell systemd how it is goes on
-working. But it says so in the log, once until it works again.
+working. But it says so in the log, once a minute while that lasts.
 
 The watchdog must be fed by the loop that does the work, never by a task of its own: a task beside
 it would go on feeding while the work hangs.
@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping, MutableMapping
 from typing import Final, Self
 
 import structlog
+
+from agent.troubles import Troubles
 
 _log = structlog.get_logger()
 
@@ -47,7 +49,7 @@ class Notifier:
         self._unsent: dict[str, str] = {}
         """What did not arrive goes with the next message: a lost READY would be fatal."""
         self._status = ""
-        self._said_so = False
+        self._troubles = Troubles()
         self._address: str | None = None
         self._socket: socket.socket | None = None
         if address is None:
@@ -125,12 +127,10 @@ class Notifier:
             self._socket.sendto(lines.encode("utf-8", "backslashreplace"), self._address)
         except OSError as error:
             self.failures += 1
-            if not self._said_so:
-                self._said_so = True
+            if self._troubles.is_news(error.errno, self._clock()):
                 _log.warning("notify-failed", problem=f"systemd was not told: {error}")
         else:
             self._unsent = {}
-            self._said_so = False
 
 
 def _one_line(value: str) -> str:

@@ -189,6 +189,21 @@ async def test_asyncio_tells_of_an_error_that_nobody_awaited_here_too(reader: Re
     ]
 
 
+def test_a_library_that_repeats_itself_is_heard_once(reader: Reader) -> None:
+    """Its messages are ours to bound: asyncio once told of the same failure 3000 times a second."""
+    for number in range(100):
+        logging.getLogger("some.library").error("no more sockets\nsocket: <at %x>", number)
+        logging.getLogger("some.library").error("failed", exc_info=ValueError("x"))
+    logging.getLogger("some.library").error("failed", exc_info=ValueError("y"))
+    logging.getLogger("other.library").error("failed", exc_info=ValueError("x"))
+    assert [(e["logger"], str(e["text"]).partition("\\n")[0]) for e in reader.entries()] == [
+        ("some.library", "no more sockets"),
+        ("some.library", "failed"),
+        ("some.library", "failed"),
+        ("other.library", "failed"),
+    ]
+
+
 def test_other_libraries_and_warnings_come_out_here(reader: Reader) -> None:
     logging.getLogger("some.library").info("not this")
     logging.getLogger("some.library").warning("look: %s", "x\n<0>forged")

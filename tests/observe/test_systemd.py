@@ -10,6 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from agent.observe.systemd import Notifier
+from agent.troubles import QUIET
 
 
 class Manager:
@@ -149,9 +150,14 @@ def test_an_address_that_is_not_understood_is_said_once(address: str) -> None:
     assert [entry["event"] for entry in logs] == ["notify-unsupported"]
 
 
-def test_a_manager_that_is_gone_is_said_once_until_it_works_again(tmp_path: Path) -> None:
+def test_a_manager_that_does_not_listen_is_told_of_once_a_minute(tmp_path: Path) -> None:
+    """Also if it listens now and then: one that is slow has room for every other message."""
     path = str(tmp_path / "notify")
-    with capture_logs() as logs, contextlib.closing(Notifier(path)) as notifier:
+    now = [1000.0]
+    with (
+        capture_logs() as logs,
+        contextlib.closing(Notifier(path, clock=lambda: now[0])) as notifier,
+    ):
         notifier.status("a")
         notifier.status("b")
         with contextlib.closing(Manager(path)) as manager:
@@ -159,7 +165,10 @@ def test_a_manager_that_is_gone_is_said_once_until_it_works_again(tmp_path: Path
             assert manager.told() == [{"STATUS": "c"}]
         os.unlink(path)
         notifier.status("d")
-    assert notifier.failures == 3
+        assert [entry["event"] for entry in logs] == ["notify-failed"]
+        now[0] += QUIET
+        notifier.status("e")
+    assert notifier.failures == 4
     assert [entry["event"] for entry in logs] == ["notify-failed", "notify-failed"]
 
 
