@@ -4,7 +4,9 @@ A command raises; this module alone turns an error into a sentence, a hint and a
 sysexits.h. Results go to standard output, everything else to standard error.
 """
 
+import contextlib
 import importlib
+import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -76,7 +78,24 @@ def cli() -> None:
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run a command and end the process with its exit code."""
+    _open_standard_descriptors()
     sys.exit(execute(argv))
+
+
+def _open_standard_descriptors() -> None:
+    """Lead standard descriptors that are closed to /dev/null.
+
+    Else the next files that are opened get their numbers, and a spec or a socket gets the log.
+    """
+    for number in range(3):
+        with contextlib.suppress(OSError):
+            try:
+                os.fstat(number)
+            except OSError:
+                os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # Python found it closed
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - for the process's life
 
 
 def execute(argv: Sequence[str] | None = None) -> int:

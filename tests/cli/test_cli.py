@@ -101,6 +101,24 @@ class TestWhole:
             os.close(writer)
         assert (process.returncode, process.stderr) == (1, "")
 
+    def test_closed_standard_descriptors_are_no_place_for_other_files(self, tmp_path: Path) -> None:
+        """Some start services so; what is opened next would be taken for standard error."""
+        said = tmp_path / "said"
+        program = (
+            "import sys; from agent import cli\n"
+            "try: cli.main(['check-config', sys.argv[1]])\n"
+            "except SystemExit as end: code = end.code\n"
+            "with open(sys.argv[2], 'w') as file:\n"
+            "    print(code, file.fileno(), sys.stdout.fileno(), sys.stderr.fileno(), file=file)\n"
+        )
+        config = tmp_path / "config.yaml"
+        config.touch()
+        closed = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh"]
+        subprocess.run([*closed, sys.executable, "-c", program, config, said], check=False)
+        code, *numbers = map(int, said.read_text().split())
+        assert code == 0
+        assert min(numbers) > 2
+
 
 class TestScan:
     def test_tells_what_would_be_published(self, run: Run) -> None:
