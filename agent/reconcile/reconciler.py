@@ -15,13 +15,12 @@ import functools
 import logging
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import structlog
 
-from agent.cdi.desired import Desired, Reason, Withheld, desired
-from agent.cdi.files import Action, DeleteSpec, Disk, WriteSpec
+from agent.cdi.desired import Desired, desired
+from agent.cdi.files import Action, Disk, WriteSpec
 from agent.errors import AgentError, LookError, StoreError
 from agent.host.model import (
     EVERYTHING,
@@ -34,6 +33,7 @@ from agent.host.model import (
     scope_of,
     widen,
 )
+from agent.reconcile.account import Acts, is_news, is_starting, line_of, read_back, report_of
 from agent.reconcile.desk import Desk, names_on_disk
 from agent.reconcile.messages import (
     RELOAD,
@@ -49,7 +49,7 @@ from agent.reconcile.news import news
 from agent.reconcile.plan import TRANSIENT, Plan, failed, node_paths, plan, succeeded
 from agent.reconcile.ports import Looker, SpecStore, Watchdog
 from agent.reconcile.rules import Rules
-from agent.reconcile.state import Key, Memory, PassReport, State
+from agent.reconcile.state import PassReport, State
 from agent.troubles import Troubles
 from agent.vfio.model import Answer, Asked, Order, Result
 from agent.vfio.state import Claims
@@ -58,18 +58,6 @@ _log = structlog.get_logger()
 
 BOOT_POLL = 0.1
 """Seconds between looks while READY waits for udev to load a driver: its end sends no event."""
-
-
-@dataclasses.dataclass(slots=True)
-class _Acts:
-    """What a pass has done so far; lives for one pass."""
-
-    memory: Memory
-    done: list[Action] = dataclasses.field(default_factory=list)
-    failures: list[tuple[Action, str]] = dataclasses.field(default_factory=list)
-    told: bool = False
-    """One of these failures is news."""
-    withdrawn_at: float = 0.0
 
 
 class Reconciler:
@@ -241,7 +229,7 @@ class Reconciler:
         decision = decide(disk, memory, now=self._clock())
 
         # Act.
-        acts = _Acts(decision.memory)
+        acts = Acts(decision.memory)
         await self._perform(decision.withdrawals, acts)
         if acts.failures:
             # What could not be withdrawn keeps its paths: nothing else may be given them.
@@ -256,9 +244,9 @@ class Reconciler:
 
         # Account.
         state = self._next_state(inventory, wanted, disk, decision, acts)
-        report = self._report(hints, scope, started, state, acts)
+        report = report_of(hints, scope, before, state, acts, started=started, now=self._clock())
         self._state = state
-        self._tell(before, state, report, decision, is_news=_is_news(report, acts))
+        self._tell(before, state, report, decision, acts)
 
         # What claims do to devices begins only now: the specs no longer name what they move.
         if self._desk is not None:
@@ -350,8 +338,7 @@ class Reconciler:
 
     def _scope(self, hints: Sequence[Hint], now: float) -> Scope:
         """What this pass reads: what the hints name, and whatever is waited for."""
-        booting = not self.ready.is_set() and self._state.inventory.environment.udev_queue
-        if now >= self._resync_at or booting or not self._believes_state:
+        if now >= self._resync_at or not self._believes_state:
             return EVERYTHING
         memory = self._state.memory
         awaited = {w.address for w in self._state.withheld if w.reason in TRANSIENT}
@@ -368,7 +355,7 @@ class Reconciler:
         """Read the host and the spec directories; runs in a thread."""
         return self._scanner.scan(scope, previous), self._store.read()
 
-    async def _perform(self, actions: Iterable[Action], acts: _Acts) -> None:
+    async def _perform(self, actions: Iterable[Action], acts: Acts) -> None:
         """Do these actions in order; a failure is remembered and the rest goes on."""
         for action in actions:
             try:
@@ -403,26 +390,16 @@ class Reconciler:
         wanted: Desired,
         disk: Disk,
         decision: Plan,
-        acts: _Acts,
+        acts: Acts,
     ) -> State:
         """What is true now, read back from the disk rather than believed of the actions."""
-        published: dict[Key, str] = {}
-        withheld = list(decision.withheld)
-        paths = {kind: self._rules.layout.path(kind) for kind in {k for k, _ in decision.published}}
-        devices = {k: disk.ours[path].devices for k, path in paths.items() if path in disk.ours}
-        for key, name in decision.published.items():
-            if name in devices.get(key[0], ()):
-                published[key] = name
-            else:
-                retry = acts.memory.retries.get(paths[key[0]])
-                detail = "its spec file is not on disk" if retry is None else retry.problem
-                withheld.append(Withheld(key[1], key[0], Reason.STORE, detail))
+        published, withheld = read_back(decision, disk, acts.memory, self._rules.layout)
         retries = acts.memory.retries
         wakes = [retry.at for retry in retries.values()]
         if decision.wake_at is not None:
             wakes.append(decision.wake_at)
         if not self.ready.is_set():
-            quiet = not _is_starting(inventory, withheld)
+            quiet = not is_starting(inventory, withheld)
             if quiet or self._clock() >= self._started + self._rules.ready_timeout:
                 self.ready.set()
             else:
@@ -434,7 +411,7 @@ class Reconciler:
             disk=disk,
             memory=acts.memory,
             published=published,
-            withheld=tuple(sorted(withheld, key=lambda w: (w.address, w.kind or "", w.reason))),
+            withheld=withheld,
             passes=self._state.passes + 1,
             claims=Claims() if self._desk is None else self._desk.claims,
             paused=self._desk is not None and self._desk.rules.paused,
@@ -467,88 +444,25 @@ class Reconciler:
                 self.ready.set()  # and not healthy, which the state says
             else:
                 self._wake_at = min(self._wake_at, wait_until)
-        report = PassReport(
-            id=self._state.passes,
-            reasons=Counter(hint.reason for hint in hints),
-            started=started,
-            duration=now - started,
-            looked_at=None if scope.everything else len(scope.addresses),
+        acts = Acts(before.memory)
+        report = dataclasses.replace(
+            report_of(hints, scope, before, self._state, acts, started=started, now=now),
             problems=(error.sentence,),
         )
         self._on_pass(report, self._state)
         return report
 
-    def _report(
-        self,
-        hints: Sequence[Hint],
-        scope: Scope,
-        started: float,
-        state: State,
-        acts: _Acts,
-    ) -> PassReport:
-        now = self._clock()
-        before = self._state.published
-        withdrew = tuple(sorted(before.keys() - state.published.keys()))
-        published = tuple(sorted(state.published.keys() - before.keys()))
-        heard = min((hint.received for hint in hints), default=started)
-        tracks = acts.memory.tracks
-        return PassReport(
-            id=state.passes,
-            reasons=Counter(hint.reason for hint in hints),
-            started=started,
-            duration=now - started,
-            looked_at=None if scope.everything else len(scope.addresses),
-            wrote=tuple((a.kind, a.path) for a in acts.done if isinstance(a, WriteSpec)),
-            deleted=tuple((a.kind, a.path) for a in acts.done if isinstance(a, DeleteSpec)),
-            failed=tuple((a.kind, a.path, problem) for a, problem in acts.failures),
-            withdrew=withdrew,
-            published=published,
-            withdraw_latency=acts.withdrawn_at - heard if withdrew else None,
-            publish_latencies=tuple(
-                now - tracks[key].heard for key in published if key in tracks and acts.done
-            ),
-        )
-
     def _tell(
-        self, before: State, state: State, report: PassReport, decision: Plan, *, is_news: bool
+        self, before: State, state: State, report: PassReport, decision: Plan, acts: Acts
     ) -> None:
         """One canonical line a pass, and one for each thing that is new to its reader."""
         for item in news(before, state, unconfirmed=decision.unconfirmed):
             _log.log(item.level, item.event, **item.fields)
-        names = {**before.published, **state.published}
         _log.log(
-            logging.INFO if is_news else logging.DEBUG,
+            logging.INFO if is_news(report, acts) else logging.DEBUG,
             "pass",
-            pass_id=report.id,
-            reasons=dict(report.reasons),
-            looked_at="all" if report.looked_at is None else report.looked_at,
-            published=[f"{kind}={names[kind, address]}" for kind, address in report.published],
-            withdrew=[f"{kind}={names[kind, address]}" for kind, address in report.withdrew],
-            wrote=[path for _, path in report.wrote],
-            deleted=[path for _, path in report.deleted],
-            failed=[path for _, path, _ in report.failed],
-            took_ms=round(report.duration * 1000, 3),
-            withdraw_ms=_milliseconds(report.withdraw_latency),
-            publish_ms=_milliseconds(max(report.publish_latencies, default=None)),
+            **line_of(before, state, report),
         )
-
-
-def _is_news(report: PassReport, acts: _Acts) -> bool:
-    """Whether a pass is worth a line; one that has only failed again is not."""
-    failed_again = bool(acts.failures) and not (acts.done or acts.told)
-    return report.changed and not failed_again
-
-
-def _is_starting(inventory: Inventory, withheld: Iterable[Withheld]) -> bool:
-    """Whether something that the start has to wait for is still under way.
-
-    A unit that is ordered after basic.target starts seconds before udev has loaded the DRM
-    driver: READY would then come before the spec, and engines would start containers.
-    """
-    waited = set(TRANSIENT)
-    if inventory.environment.udev_queue:
-        waited.add(Reason.NO_DRIVER)
-    return any(w.reason in waited for w in withheld)
 
 
 def _udev_done(hints: Iterable[Hint]) -> frozenset[tuple[str, DeviceNumber]]:
@@ -568,7 +482,3 @@ def _stuck(disk: Disk, failures: Iterable[tuple[Action, str]]) -> frozenset[str]
         if action.path in disk.ours
         for path in action.loses & node_paths(disk.ours[action.path])
     )
-
-
-def _milliseconds(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds * 1000, 3)
