@@ -118,21 +118,21 @@ class Claiming:
                 driver *yet*, and a claim would remember that it had none.
         """
         await ready.wait()
-        done: set[str] = set()
+        done: set[AssignSettings] = set()
         said: dict[str, str] = {}
         while True:
             self.assign_again.clear()
             for entry in wanted():
-                if entry.id in done:
+                if entry in done:
                     continue
                 answer = await submit(_order(entry))
                 if answer.ok:
-                    done.add(entry.id)
+                    done.add(entry)
                 elif said.get(entry.id) != answer.problems[0].sentence:
                     said[entry.id] = answer.problems[0].sentence
                     _log.error("not-assigned", claim=entry.id, problem=said[entry.id])
             with contextlib.suppress(TimeoutError):
-                waiting = any(entry.id not in done for entry in wanted())
+                waiting = any(entry not in done for entry in wanted())
                 async with asyncio.timeout(ASSIGN_AGAIN if waiting else None):
                     await self.assign_again.wait()
 

@@ -252,7 +252,7 @@ async def _read(scope: Scope, receive: Receive) -> _Request:
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            break
+            raise _RefusedError(400, "the request ended before its body did")
         body += message.get("body", b"")
         if len(body) > MAX_BODY:
             raise _RefusedError(413, f"the body has more than {MAX_BODY} bytes")
