@@ -39,7 +39,8 @@ _TEMP: Final = re.compile(rf"{re.escape(PREFIX)}\.[0-9a-f]{{16}}\.tmp")
 _HINTS: Final = {
     errno.ENOSPC: "free some space there; it is tried again by itself",
     errno.EDQUOT: "free some space there; it is tried again by itself",
-    errno.EROFS: "make the file system writable; a systemd unit needs ReadWritePaths= for it",
+    errno.EROFS: "make the file system writable; a systemd unit needs ReadWritePaths= for it, and "
+    "a restart if the directory was removed",
     errno.EACCES: "run as root, and look for a denial by SELinux or AppArmor",
     errno.EPERM: "run as root, and look for a denial by SELinux or AppArmor",
 }

@@ -60,6 +60,19 @@ def hang(host: PrivateHost) -> None:
         pytest.skip("no FUSE here, whose file systems can be made to hang")
 
 
+def begin_a_pass_that_hangs(host: PrivateHost) -> None:
+    """Let the directory of specs hang, and wait until the agent has heard that something came."""
+
+    def heard() -> float:
+        metrics = host.metrics()
+        return sum(value for name, value in metrics.items() if "_events_total" in name)
+
+    before = heard()
+    hang(host)
+    host.kernel.plug(B.hardware)
+    assert host.until(heard, lambda now: now > before) > before
+
+
 # --- the start ------------------------------------------------------------------------------------
 
 
@@ -163,8 +176,7 @@ def test_a_second_signal_ends_it_at_once(host: PrivateHost) -> None:
     """Even if the pass that it waits for never ends."""
     host.kernel.plug(A.hardware)
     host.inside.start_agent(settings(cdi={"directory": HANGS}))
-    hang(host)
-    host.kernel.plug(B.hardware)
+    begin_a_pass_that_hangs(host)
     host.inside.signal_agent(signal.SIGTERM)
     assert host.until(lambda: log_entries(host, "stopping"), bool)
     assert host.inside.agent_runs()
@@ -176,8 +188,7 @@ def test_a_second_signal_ends_the_first_process_of_a_container_too(host: Private
     host.kernel.plug(A.hardware)
     first = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
     host.inside.start_agent(settings(cdi={"directory": HANGS}), through=first)
-    hang(host)
-    host.kernel.plug(B.hardware)
+    begin_a_pass_that_hangs(host)
     host.inside.signal_children(signal.SIGTERM)
     assert host.until(lambda: log_entries(host, "stopping"), bool)
     host.inside.signal_children(signal.SIGTERM)
