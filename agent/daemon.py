@@ -336,6 +336,8 @@ class Daemon:
                     compose.claim_rules, config, modules=self._claiming.modules
                 )
                 compose.require_kept_names(self.snapshot(), parts.rules)
+                if parts.store.directory != self._parts.store.directory:
+                    await parts.store.require_usable()
             except AgentError as error:
                 _log.error("reload-refused", problem=error.sentence, hint=error.hint)
                 self._inbox.hint(Hint(reason=RELOAD, everything=True, received=time.monotonic()))

@@ -102,6 +102,14 @@ class Store:
         """
         await asyncio.to_thread(self._prepare)
 
+    async def require_usable(self) -> None:
+        """See that specs can be written, before those in another directory are given up for them.
+
+        Raises:
+            StoreError: The directory cannot be made, or not be written to.
+        """
+        await asyncio.to_thread(self._require_usable)
+
     async def apply(self, action: Action) -> None:
         """Perform one action, atomically and durably; once begun, it is finished even if cancelled.
 
@@ -163,6 +171,14 @@ class Store:
             Directory.open(self.directory).close()
         except OSError as error:
             raise fault("make", self.directory, error) from error
+
+    def _require_usable(self) -> None:
+        self._prepare()
+        if not os.access(self.directory, os.W_OK):
+            raise StoreError(
+                f"cannot write to {printable(self.directory)}",
+                hint="is its file system read-only, or does a unit lack ReadWritePaths= for it?",
+            )
 
     def _begin(self, action: WriteSpec) -> Draft | None:
         """Open the directory and record the name; None if the file is already as it should be."""

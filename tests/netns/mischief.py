@@ -18,6 +18,7 @@ from tests.netns.process import NOBODY, START, AgentProcess
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 _FUSE: Final = os.makedev(10, 229)
+_READ_ONLY: Final = 1  # MS_RDONLY
 _DETACH: Final = 2  # MNT_DETACH
 
 
@@ -136,6 +137,12 @@ class Mischief(AgentProcess):
         """What tells that a file is the same and was not written again."""
         status = os.stat(path)
         return {"inode": status.st_ino, "time": status.st_mtime_ns}
+
+    def mount_read_only(self, directory: str) -> None:
+        """Mount a file system there that nobody can write to."""
+        os.makedirs(directory)
+        if _libc.mount(b"tmpfs", directory.encode(), b"tmpfs", _READ_ONLY, None) != 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), directory)
 
     # --- a file system that hangs -----------------------------------------------------------------
 

@@ -133,6 +133,26 @@ def test_a_bad_configuration_is_refused_and_the_old_one_stays(host: PrivateHost)
     becomes_true(host)
 
 
+@pytest.mark.parametrize(
+    ("directory", "problem"),
+    [
+        pytest.param("/proc/cdi", "cannot make /proc/cdi", id="cannot be made"),
+        pytest.param("/run/sealed", "cannot write to /run/sealed", id="read-only"),
+    ],
+)
+def test_a_directory_that_cannot_be_written_to_takes_nothing_out_of_the_old_one(
+    host: PrivateHost, directory: str, problem: str
+) -> None:
+    host.inside.mount_read_only("/run/sealed")
+    start(host, A)
+    host.inside.reload(settings(cdi={"directory": directory}))
+    (refused,) = log_entries(host, "reload-refused")
+    assert refused["problem"].startswith(problem)
+    assert files_written(host) == []
+    host.kernel.plug(B.hardware)
+    becomes_true(host)
+
+
 def test_systemd_is_told_of_each_reload_and_of_its_end(host: PrivateHost) -> None:
     """RELOADING with the time, which systemd compares; READY only once the files are as wanted."""
     start(host, A)
