@@ -66,7 +66,9 @@ def problem(code: Code, sentence: str, *, address: Address | None = None) -> Pro
         sentence: What is wrong, as one sentence without a full stop at its end.
         address: The function that a command in the hint is to be given.
     """
-    hint = HINTS[code]
-    if address is not None:
-        hint = hint.replace("ADDRESS", address)
-    return Problem(code, sentence, hint, code in RETRYABLE)
+    return Problem(code, sentence, hint_for(code, address), code in RETRYABLE)
+
+
+def hint_for(code: Code, address: Address | None = None) -> str:
+    """Say what to do about a problem of a function."""
+    return HINTS[code] if address is None else HINTS[code].replace("ADDRESS", address)

@@ -14,6 +14,7 @@ from agent.vfio.group import members
 from agent.vfio.model import (
     Answer,
     Child,
+    Code,
     Effect,
     Identity,
     Inspect,
@@ -22,6 +23,7 @@ from agent.vfio.model import (
     Problem,
     Stray,
 )
+from agent.vfio.problems import hint_for
 from agent.vfio.state import (
     Advance,
     Claim,
@@ -218,9 +220,11 @@ class Turn:
         return False
 
     def strand(self, state: FunctionState, problem: Problem) -> None:
-        """Remember that a function could not be brought back."""
+        """Remember that a function could not be brought back; the hint is what frees it."""
         found = self.find(state.origin)
         driver = found.driver if isinstance(found, Function) else None
+        hint = hint_for(Code.STRANDED, state.address)
+        problem = dataclasses.replace(problem, hint=hint)
         self.strays[state.address] = Stray(state.origin, problem, driver)
 
     # --- answering --------------------------------------------------------------------------------
