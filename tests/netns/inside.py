@@ -30,7 +30,9 @@ from typing import Any, Final, NamedTuple
 
 import yaml
 
+from agent.host import capture as host_capture
 from agent.simulate import Hold
+from agent.simulate.captured import load as load_captured
 from agent.simulate.events import Source, Uevent
 from agent.simulate.kernel import Kernel
 from agent.simulate.nodes import make_real
@@ -110,9 +112,14 @@ class Watch:
 
 
 class Inside(Consumers):
-    """The host; `outside.PrivateHost` calls its methods."""
+    """The host; `outside.PrivateHost` calls its methods.
 
-    def __init__(self, work: str) -> None:
+    Args:
+        work: An empty folder.
+        captured: The file of a captured host that it is to be; else it is one without devices.
+    """
+
+    def __init__(self, work: str, captured: str | None = None) -> None:
         self._work = work
         run("mount", "-t", "tmpfs", "-o", "dev,mode=755", "tmpfs", work)
         self.muted: Source | None = None
@@ -122,7 +129,7 @@ class Inside(Consumers):
             Source.UDEV: UdevSender(),
         }
         self._kernel_root = Path(work, "host")
-        self.kernel = Kernel(self._kernel_root, self._emit, make_real)
+        self.kernel = self._make_kernel(captured)
         self._mount()
         super().__init__(work)
         self._watch = Watch(SPECS)
@@ -130,6 +137,12 @@ class Inside(Consumers):
         self._holds: dict[str, Hold] = {}
         self._scene: tuple[Scenario, SimulatedStage] | None = None
         self._storm_ends: threading.Event | None = None
+
+    def _make_kernel(self, captured: str | None) -> Kernel:
+        if captured is None:
+            return Kernel(self._kernel_root, self._emit, make_real)
+        capture = host_capture.load(Path(captured))
+        return load_captured(capture, self._kernel_root, self._emit, make_real)
 
     def _emit(self, event: Uevent) -> None:
         if event.source is not self.muted:
@@ -352,7 +365,7 @@ def serve(connection: Connection, requests: "SimpleQueue[Request]") -> None:
     """Build the host, then answer."""
     built: tuple[bool, object]
     try:
-        inside = Inside(sys.argv[2])
+        inside = Inside(*sys.argv[2:])
         targets: dict[str, object] = {"inside": inside, "kernel": inside.kernel}
         built = True, None
     except (PermissionError, subprocess.CalledProcessError) as error:
@@ -367,7 +380,7 @@ def serve(connection: Connection, requests: "SimpleQueue[Request]") -> None:
 
 
 def main() -> None:
-    """Answer until the test closes its end. Arguments: that end's descriptor, an empty folder."""
+    """Answer until the test closes its end. Arguments: that end's descriptor, those of `Inside`."""
     os.umask(0o022)
     connection = Connection(int(sys.argv[1]))
     requests: SimpleQueue[Request] = SimpleQueue()

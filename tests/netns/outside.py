@@ -51,12 +51,13 @@ class PrivateHost:
 
     Args:
         work: An empty folder; a tmpfs is mounted there, inside only.
+        captured: The file of a captured host that it is to be; else it is one without devices.
 
     Raises:
         UnusableError: The machine does not let it be made.
     """
 
-    def __init__(self, work: Path) -> None:
+    def __init__(self, work: Path, captured: Path | None = None) -> None:
         self.expected_faults: set[str] = set()
         self._findings: dict[str, Any] | None = None
         ours, theirs = socket.socketpair()
@@ -68,6 +69,7 @@ class PrivateHost:
                     *("--pid", "--fork", "--kill-child", "--mount-proc"),
                     *(sys.executable, "-c", "from tests.netns.inside import main; main()"),
                     *(str(theirs.fileno()), str(work)),
+                    *(() if captured is None else (str(captured),)),
                 ],
                 cwd=Path(__file__).parents[2],
                 pass_fds=[theirs.fileno()],
