@@ -13,7 +13,7 @@ from tests.guest.rig import Guest
 from tests.guest.stage import CARD, GPU, Cast, Function, GuestStage
 from tests.guest.topology import slot
 
-pytestmark = [pytest.mark.guest, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.guest, pytest.mark.timeout(600)]
 
 THE_GPU: Final = Function(GPU, f"{slot(0)}.0")
 ONLY: Final[Cast] = {"gpu": THE_GPU}

@@ -52,7 +52,7 @@ def changes(observers: Observers) -> int:
 
 
 @pytest.mark.guest
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(("scenario", "plugged"), PERFORMANCES)
 def test_scenario(resume: Resume, scenario: Scenario, *, plugged: bool) -> None:
     topology, players = cast(scenario, plugged=plugged)
