@@ -47,9 +47,11 @@ def _ask(config_path: Path | None, method: str, route: str, body: object = None)
     problems = document.get("problems")
     if status < 400 or not problems:  # noqa: PLR2004 - the first status of an error
         return document
-    for other in problems[1:]:
-        click.echo(f"cdi-agent: {other['sentence']}", err=True)
-    first = problems[0]
+    first, *others = problems
+    for other in others:
+        click.echo(f"cdi-agent: {other['sentence']} ({other['code']})", err=True)
+        if other["hint"] is not None:
+            click.echo(f"  hint: {other['hint']}", err=True)
     kind = RefusedForNowError if first["retryable"] else RefusedError
     raise kind(f"{first['sentence']} ({first['code']})", hint=first["hint"])
 
@@ -72,8 +74,14 @@ def _quoted(text: str) -> str:
 @click.option("--driver", help="The VFIO driver, instead of the best one there is.")
 @click.option("--force", is_flag=True, help="Take even the display of the console.")
 @click.option("--from-vfio", is_flag=True, help="With --mode drm: take a device off VFIO.")
-@click.option("--lease", type=float, help="Seconds until it is released unless claimed again.")
-@click.option("--owner-pid", type=int, help="Release it when this process has ended.")
+@click.option(
+    "--lease",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Seconds until it is released unless claimed again.",
+)
+@click.option(
+    "--owner-pid", type=click.IntRange(min=1), help="Release it when this process has ended."
+)
 def claim(  # noqa: PLR0913 - one argument for each option
     claim_id: str,
     devices: Sequence[str],
@@ -212,7 +220,9 @@ def recover(
         after = move["after"] or "the driver that the kernel prefers"
         click.echo(f"{move['address']}: {move['before'] or 'no driver'} -> {after}")
     if not dry_run:
-        click.echo(good(f"{address} is back"))
+        click.echo(good(f"{address} is where it belongs"))
+    elif not document["moves"]:
+        click.echo("nothing would be moved")
 
 
 @click.command("pause")

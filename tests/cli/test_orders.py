@@ -90,6 +90,43 @@ def test_a_refusal_is_a_sentence_a_hint_and_a_code(
     assert err == ("cdi-agent: pid 7 (vm) has /dev/dri/card0 open (in-use)\n  hint: stop it\n")
 
 
+def test_each_reason_of_a_refusal_has_its_code_and_hint_and_the_first_comes_last(
+    run: Run, agent: FakeAgent
+) -> None:
+    agent.reply = Answer(
+        1,
+        "vm",
+        problems=(
+            Problem(Code.IN_USE, "pid 7 has it open", "stop it", retryable=True),
+            Problem(Code.CLAIMED, "vm holds it", "", retryable=True),
+            Problem(Code.PAUSED, "it is paused", "resume", retryable=True),
+        ),
+    )
+    assert run("claim", "vm", "03:00.0")[2].splitlines() == [
+        "cdi-agent: vm holds it (claimed)",
+        "cdi-agent: it is paused (paused)",
+        "  hint: resume",
+        "cdi-agent: pid 7 has it open (in-use)",
+        "  hint: stop it",
+    ]
+
+
+@pytest.mark.parametrize(
+    "option", [("--lease", "0"), ("--lease", "-1"), ("--owner-pid", "0")], ids=" ".join
+)
+def test_an_option_that_can_never_be_right_is_refused_before_the_agent_is_asked(
+    run: Run, agent: FakeAgent, option: tuple[str, str]
+) -> None:
+    code, _, err = run("claim", "vm", "03:00.0", *option)
+    assert (code, agent.orders) == (ExitCode.USAGE, [])
+    assert f"Invalid value for '{option[0]}'" in err
+
+
+def test_recover_says_how_it_is_now(run: Run) -> None:
+    assert run("recover", A)[1] == f"{A} is where it belongs\n"
+    assert run("recover", A, "--dry-run")[1] == "nothing would be moved\n"
+
+
 def test_release_and_recover_ask_for_what_they_say(run: Run, agent: FakeAgent) -> None:
     assert run("release", "vm", "--force")[0] == 0
     assert run("recover", A, "--dry-run")[0] == 0
