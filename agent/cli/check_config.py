@@ -15,7 +15,8 @@ from agent.errors import ConfigError, ExitCode
 def command(path: Path | None, config_path: Path | None) -> int:
     """Check a configuration file; without PATH, the one that the service would read.
 
-    Every fault is told at once, with its key, its line and what is allowed.
+    Faults are told together, each with its line, its key and what is allowed. Rules about several
+    keys are checked once each of these keys is good by itself.
     """
     chosen = path if path is not None else config_path
     try:

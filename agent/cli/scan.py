@@ -170,7 +170,9 @@ def _write_capture(seen: Preview, target: str) -> None:
 def _print(seen: Preview, rows: list[_Row]) -> None:
     """A block for each function: what it is, and below what becomes of it."""
     if not rows:
-        click.echo("This host has no device that could be published.")
+        click.echo(
+            "This host has no device that could be published (--all shows every PCI function)."
+        )
     lines = columns([(row.state, row.device, _explain(row)) for row in rows], indent="  ")
     shown: object = ()
     for row, line in zip(rows, lines, strict=True):

@@ -166,7 +166,9 @@ class TestScan:
     def test_a_host_without_devices_is_no_error(self, run: Run, empty_host: str) -> None:
         code, out, err = run("scan", "-c", empty_host)
         assert (code, err) == (0, "")
-        assert out == "This host has no device that could be published.\n"
+        assert out == (
+            "This host has no device that could be published (--all shows every PCI function).\n"
+        )
 
     def test_what_is_no_capture_is_one_sentence(self, run: Run) -> None:
         code, out, err = run("scan", "--from", "/etc/passwd")
