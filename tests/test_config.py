@@ -235,6 +235,21 @@ FAULTS: list[tuple[str, str, list[str]]] = [
         ],
     ),
     (
+        "no-port-for-orders",
+        "control:\n  socket: 127.0.0.1:80\n",
+        ["line 2: control.socket: '127.0.0.1:80' is not the absolute path of a socket"],
+    ),
+    (
+        "relative-socket",
+        "control:\n  socket: control.sock\n",
+        ["line 2: control.socket: 'control.sock' is not the absolute path of a socket"],
+    ),
+    (
+        "claim-of-nothing",
+        "vfio:\n  assign:\n  - id: vm\n    devices: []\n",
+        ["line 4: vfio.assign[0].devices: the list must not be empty"],
+    ),
+    (
         "settle-longer-than-its-bound",
         "reconcile:\n  settle: 2s\n",
         ["line 2: reconcile.settle: reconcile.settle must not be longer than reconcile.settle_max"],

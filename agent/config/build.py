@@ -164,9 +164,12 @@ class Builder:
             yield name, value, inner
 
     def _items(self, node: Node, wanted: Any, path: str) -> object:  # noqa: ANN401 - a type
-        bare, _ = _bare(wanted)
+        bare, metas = _bare(wanted)
         if not isinstance(node, Items):
             self._wrong(node, wanted, path)
+            return _FAILED
+        if len(node.items) < max((meta.min_length or 0 for meta in metas), default=0):
+            self.fault(path, "the list must not be empty", node.line)
             return _FAILED
         item_type = typing.get_args(bare)[0]
         built: list[object] = []
