@@ -87,7 +87,7 @@ def bind(address: Address) -> socket.socket:
     listens to is as taken as a port.
 
     Raises:
-        OSError: It is taken, or not allowed here, or its group does not exist.
+        OSError: It is taken, or not allowed here, or its folder or group does not exist.
     """
     family = socket.AF_UNIX
     if isinstance(address, TcpAddress):
@@ -104,7 +104,10 @@ def bind(address: Address) -> socket.socket:
                 listener.bind((address.host, address.port))
             case UnixAddress():
                 _take_over(address.path)
-                listener.bind(address.path)
+                try:
+                    listener.bind(address.path)
+                except FileNotFoundError as error:
+                    raise OSError(errno.ENOENT, "its folder does not exist") from error
                 # Before listen: until then nobody can connect, whatever the mode is.
                 if address.group is not None:
                     _give_to(address.group, address.path)

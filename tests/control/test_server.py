@@ -225,6 +225,28 @@ async def test_an_impossible_address_is_tried_again_until_the_end(where: Address
     assert [entry["event"] for entry in logs] == ["not-listening"]
 
 
+async def test_a_socket_whose_folder_is_missing_says_so_and_opens_once_it_is_there(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "run"
+
+    async def sleep(_: float) -> None:
+        await asyncio.to_thread(folder.mkdir)
+
+    path = f"{folder}/control.sock"
+    server = HttpService("control", PAGES, where=UnixAddress(path), sleep=sleep)
+    with capture_logs() as logs:
+        task = asyncio.create_task(server.run())
+        while not server.listening:  # noqa: ASYNC110 - it comes by itself
+            await asyncio.sleep(0)
+    assert logs[0]["problem"] == (
+        f"the control socket {path} cannot be opened: its folder does not exist"
+    )
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
 async def test_a_server_that_ends_while_it_binds_leaves_no_socket(
     tmp_path: Path,
 ) -> None:
