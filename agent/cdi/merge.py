@@ -138,7 +138,9 @@ def _explain(place: str, text: str) -> Problem:
 
 def _check_one(place: str, profile: Profile) -> Iterator[Problem]:
     if not _NAME.fullmatch(profile.name):
-        yield Problem(f"{place}.name", "a name is lower-case letters, digits and dashes between")
+        yield Problem(
+            f"{place}.name", "a name is lower-case letters and digits, with dashes between them"
+        )
     match = profile.match
     if not (match.vendor or match.devices or match.classes or match.drivers):
         yield Problem(f"{place}.match", "it must name a vendor, devices, classes or drivers")

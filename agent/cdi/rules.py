@@ -70,8 +70,8 @@ def kind_problems(kind: str) -> list[str]:
         problems.append(f"vendor {_quoted(vendor)} of the kind is not a domain name")
     if not _CLASS.fullmatch(class_) or len(class_) > _MAX_CLASS:
         problems.append(
-            f"class {_quoted(class_)} of the kind is not 2 to {_MAX_CLASS} letters, digits"
-            " or -_. between",
+            f"class {_quoted(class_)} of the kind is not 2 to {_MAX_CLASS} letters and"
+            " digits, with -_. only between them",
         )
     if len(kind) > _MAX_KIND:
         problems.append(f"the kind has more than {_MAX_KIND} characters")
@@ -96,7 +96,8 @@ def device_problems(device: Device) -> tuple[str, ...]:
     problems = []
     if not is_device_name(device.name):
         problems.append(
-            f"device name {_quoted(device.name)} is not letters, digits or -_.: between"
+            f"device name {_quoted(device.name)} is not letters and digits,"
+            " with -_.: only between them"
         )
     if not device.edits:
         problems.append("there is nothing that a container would get")
