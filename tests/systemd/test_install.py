@@ -35,6 +35,7 @@ test -e /opt/other/file && rm -r /opt/other
 systemd/install
 cat /opt/cdi-agent/bin/cdi-agent | head -n 1
 systemd-analyze verify /etc/systemd/system/cdi-agent.service
+systemctl enable cdi-agent.service cdi-agent-metrics.socket
 systemd-tmpfiles --create cdi-agent.conf
 test -d /run/cdi
 echo '# mine' > /etc/cdi-agent/config.yaml
@@ -47,7 +48,7 @@ mkdir -p /var/lib/cdi-agent && cp "$2/claims.json" /var/lib/cdi-agent/
 test -x /opt/cdi-agent/bin/cdi-agent
 rm /var/lib/cdi-agent/claims.json
 systemd/install uninstall
-ls /opt /etc/systemd/system /etc/tmpfiles.d /etc/cdi-agent /run/cdi
+ls /opt /etc/systemd/system /etc/systemd/system/*.wants /etc/tmpfiles.d /etc/cdi-agent /run/cdi
 """
 
 
