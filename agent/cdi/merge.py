@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -97,8 +97,9 @@ def check_profiles(
         if names[profile.name] > 1:
             yield Problem(f"{place}.name", f"the name {profile.name!r} is given twice")
     enabled = [(place, profile) for place, profile in placed if profile.enabled]
-    for (_, one), (place, two) in itertools.combinations(enabled, 2):
+    for (_, one), (place, two) in _pairs(enabled, _claims):
         yield from _check_claim(place, two, one)
+    for (_, one), (place, two) in _pairs(enabled, _files):
         yield from _check_kinds(place, two, one)
     for place, profile in enabled:
         for other in others:
@@ -181,6 +182,31 @@ def _check_entries(place: str, profile: Profile) -> Iterator[Problem]:
         for problem in rules.device_problems(Device("0", edits, profile.sorted_annotations))
     )
     yield from (Problem(place, problem) for problem in found)
+
+
+def _pairs(
+    profiles: Sequence[_Placed], keys: Callable[[Profile], Iterable[Hashable]]
+) -> Iterator[tuple[_Placed, _Placed]]:
+    """Each two with a key in common, in order; all pairs of a thousand would take seconds."""
+    having: dict[Hashable, list[int]] = {}
+    pairs: set[tuple[int, int]] = set()
+    for number, (_, profile) in enumerate(profiles):
+        for key in dict.fromkeys(keys(profile)):
+            earlier = having.setdefault(key, [])
+            pairs.update((other, number) for other in earlier)
+            earlier.append(number)
+    return ((profiles[one], profiles[two]) for one, two in sorted(pairs))
+
+
+def _claims(profile: Profile) -> Iterator[Hashable]:
+    """What two profiles that want the same functions have in common."""
+    rank = profile.match.rank
+    return ((rank, device) for device in profile.match.devices or (None,))
+
+
+def _files(profile: Profile) -> Iterator[Hashable]:
+    """What two profiles with the same kind, or the same file, have in common."""
+    return map(file_name, profile.kinds)
 
 
 def _check_claim(place: str, profile: Profile, other: Profile) -> Iterator[Problem]:

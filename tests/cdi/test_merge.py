@@ -1,11 +1,13 @@
 """A user's profiles, put before those of the program and checked before anything is written."""
 
+import itertools
+import random
 from typing import Any
 
 import pytest
 
 from agent.cdi.merge import Problem, merge
-from agent.cdi.profile import Naming, Profile, profiles_of
+from agent.cdi.profile import Match, Naming, Profile, profiles_of
 from agent.host.model import NodeRole
 from tests.cdi.worlds import BUILTIN, drm, function, node
 
@@ -196,3 +198,51 @@ def test_two_kinds_whose_files_had_one_name_are_a_problem() -> None:
     _, problems = merge([one, two], BUILTIN)
     assert [each.path for each in problems] == ["[1].kind"]
     assert merged(one, {**two, "kind": "mine.test-aa/cc"})
+
+
+def profile_of(number: int, choose: random.Random) -> dict[str, Any]:
+    """One of few that get in each other's way."""
+    match: dict[str, Any] = {"vendor": choose.choice(["8086", "1002"])}
+    if ids := choose.choices(["56a0", "56a1", "56a2"], k=choose.randrange(3)):
+        match["devices"] = ids
+    return {
+        "name": f"mine-{number}",
+        "match": match,
+        "kind": choose.choice(["x.test/a-b", "x.test-a/b", "x.test/c", f"x.test/d{number}"]),
+        "naming": choose.choice(["machine", "index"]),
+        "nodes": [{"role": choose.choice(["card", "mei"])}],
+    }
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_among_many_the_same_is_wrong_as_between_each_two(seed: int) -> None:
+    choose = random.Random(seed)
+    users = [profile_of(number, choose) for number in range(8)]
+
+    def problems(*numbers: int) -> set[tuple[str, str]]:
+        _, found = merge([users[number] for number in numbers], BUILTIN)
+        places = {f"[{place}]": f"[{number}]" for place, number in enumerate(numbers)}
+        return {(places[p.path[:3]] + p.path[3:], p.sentence) for p in found}
+
+    pairs = itertools.combinations(range(8), 2)
+    assert problems(*range(8)) == set().union(*(problems(*pair) for pair in pairs))
+
+
+def test_profiles_that_have_nothing_in_common_are_not_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A configuration with a profile for each device id takes a moment, not minutes."""
+    compared: list[object] = []
+    monkeypatch.setattr(Match, "overlaps", lambda *matches: compared.append(matches))
+    merged(
+        *(
+            {
+                **GOOD,
+                "name": f"p{n}",
+                "kind": f"x.test/k{n}",
+                "match": {"vendor": "8086", "devices": [f"{n:04x}"]},
+            }
+            for n in range(200)
+        )
+    )
+    assert compared == []
