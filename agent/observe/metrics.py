@@ -140,6 +140,7 @@ class Metrics:
 
         self._process = _Process(proc=proc, registry=None)
         self._process_metrics: list[Metric] = []
+        self._rendering: asyncio.Task[bytes] | None = None
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
@@ -163,7 +164,16 @@ class Metrics:
         self._registry.register(collector)
 
     async def render(self) -> bytes:
-        """Everything in Prometheus' text format (`CONTENT_TYPE`)."""
+        """Everything in Prometheus' text format (`CONTENT_TYPE`), as of now or later.
+
+        Whoever asks while an answer is being made gets that one: it costs some milliseconds of the
+        loop, in which nothing is withdrawn, and anybody on this host may ask as often as they like.
+        """
+        if self._rendering is None or self._rendering.done():
+            self._rendering = asyncio.create_task(self._render(), name="metrics-page")
+        return await asyncio.shield(self._rendering)
+
+    async def _render(self) -> bytes:
         self._process_metrics = await asyncio.to_thread(lambda: list(self._process.collect()))
         return generate_latest(self._registry)
 

@@ -9,12 +9,14 @@ import shutil
 import subprocess
 import time
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 
 from agent.cdi.desired import Reason, Withheld
 from agent.cdi.spec import Kind
@@ -277,6 +279,25 @@ async def test_rendering_does_not_block_the_loop() -> None:
 
 
 # --- the real Prometheus --------------------------------------------------------------------------
+
+
+async def test_who_asks_at_the_same_time_gets_the_same_answer() -> None:
+    """However many scrape at once, the loop's own work waits for one page."""
+    rig = Rig()
+    made: list[int] = []
+
+    class Counting(Collector):
+        def collect(self) -> Iterator[Metric]:
+            made.append(1)
+            return iter(())
+
+    rig.metrics.add(Counting())
+    made.clear()  # its names were asked for
+    pages = await asyncio.gather(*(rig.metrics.render() for _ in range(16)))
+    assert len(set(pages)) == 1
+    assert len(made) == 1
+    await rig.metrics.render()
+    assert len(made) == 2
 
 
 def busy() -> Rig:
