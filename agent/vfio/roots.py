@@ -22,9 +22,9 @@ class Timeouts:
     write: float = 30.0
     """A driver that leaves waits for its hardware, and one that comes loads firmware."""
     read: float = 10.0
-    """``driver_override`` comes at once, unless somebody holds its device's lock; but on a host that
-    has much to do the child alone needs seconds to start. It is asked for beside the holders: less
-    time for it than for them would save none."""
+    """``driver_override`` comes at once, unless somebody holds its device's lock. But on a busy
+    host the child alone needs seconds to start. It is asked for beside the holders: less time for
+    it than for them would save none."""
     holders: float = 10.0
     """Asking every process of the host."""
     load: float = 30.0
