@@ -46,7 +46,10 @@ def command(config_path: Path | None, *, dry_run: bool, diff: bool, delete: bool
             click.echo("nothing to do", err=True)
         return ExitCode.OK
 
-    with log_to_stderr(settings.log), instance_lock(Path(settings.state_directory)):
+    with (
+        log_to_stderr(settings.log),
+        instance_lock(Path(settings.state_directory), Path(settings.cdi.directory)),
+    ):
         reconciler = Reconciler(
             inbox=Inbox(), scanner=parts.scanner, store=parts.store, rules=parts.rules
         )

@@ -43,7 +43,7 @@ def command(config_path: Path | None, log_level: str | None) -> int:
     settings = load()
     log = logs.configure(settings.log, environ=os.environ)
     try:
-        with instance_lock(Path(settings.state_directory)):
+        with instance_lock(Path(settings.state_directory), Path(settings.cdi.directory)):
             daemon = Daemon(
                 settings,
                 reload=load,

@@ -10,18 +10,27 @@ from agent.errors import AlreadyRunningError
 
 def test_it_can_be_had_again_and_again_but_not_twice_at_once(tmp_path: Path) -> None:
     for _ in range(2):
-        with instance_lock(tmp_path / "state"):
-            with pytest.raises(AlreadyRunningError), instance_lock(tmp_path / "state"):
+        with instance_lock(tmp_path / "state", tmp_path / "cdi"):
+            with (
+                pytest.raises(AlreadyRunningError),
+                instance_lock(tmp_path / "state", tmp_path / "cdi"),
+            ):
                 pass
             # The second attempt has taken nothing away from the first.
-            with pytest.raises(AlreadyRunningError), instance_lock(tmp_path / "state"):
+            with (
+                pytest.raises(AlreadyRunningError),
+                instance_lock(tmp_path / "state", tmp_path / "cdi"),
+            ):
                 pass
 
 
 def test_what_goes_wrong_under_the_lock_is_no_other_instance(tmp_path: Path) -> None:
     """An error that looks like a lock that is taken is told as what it is."""
     full = BlockingIOError("a full pipe")
-    with pytest.raises(BlockingIOError) as caught, instance_lock(tmp_path / "state"):
+    with (
+        pytest.raises(BlockingIOError) as caught,
+        instance_lock(tmp_path / "state", tmp_path / "cdi"),
+    ):
         raise full
     assert caught.value is full
 
@@ -29,6 +38,19 @@ def test_what_goes_wrong_under_the_lock_is_no_other_instance(tmp_path: Path) -> 
 def test_without_a_state_directory_the_work_goes_on(tmp_path: Path) -> None:
     (tmp_path / "state").write_text("a file")
     done = False
-    with instance_lock(tmp_path / "state"):
+    with instance_lock(tmp_path / "state", tmp_path / "cdi"):
         done = True
     assert done
+
+
+def test_two_states_do_not_share_one_directory_for_specs(tmp_path: Path) -> None:
+    (tmp_path / "cdi").mkdir()
+    with (
+        instance_lock(tmp_path / "one", tmp_path / "cdi"),
+        pytest.raises(AlreadyRunningError, match=r"/cdi\Z"),
+        instance_lock(tmp_path / "two", tmp_path / "cdi"),
+    ):
+        pass
+    with instance_lock(tmp_path / "two", tmp_path / "cdi"):
+        pass
+    assert list((tmp_path / "cdi").iterdir()) == []
