@@ -59,13 +59,12 @@ test-wheel: wheel ## the unit tests against the installed wheel
 	.ci/test-wheel $(bin)/python .venv-wheel -m "$(unit)"
 
 .PHONY: test-newest
-test-newest: wheel ## the same with the newest Python on this machine
+test-newest: wheel ## the same with the newest Python on this machine, be it the oldest too
 	@newest=$$(.ci/find-python --newest); minor='import sys; print(*sys.version_info[:2])'; \
 	if [[ $$($$newest -c "$$minor") == $$($(bin)/python -c "$$minor") ]]; then \
-	  echo "test-newest: nothing to do, this machine has no newer Python than .venv's"; \
-	else \
-	  .ci/test-wheel "$$newest" .venv-newest -m "$(unit)"; \
-	fi
+	  echo "test-newest: this machine has no newer Python than .venv's"; \
+	fi; \
+	.ci/test-wheel "$$newest" .venv-newest -m "$(unit)"
 
 .PHONY: install
 install: ## as root: the agent as a service of this host, in PREFIX (/opt/cdi-agent)
