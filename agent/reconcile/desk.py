@@ -145,6 +145,8 @@ class Desk:
             return
         results = tuple(results)
         self.wake_at = math.inf
+        if orders and self._journal_problem:
+            await self._save()  # whoever asks (again) is told how it is now
         self._time(results)
         before = self.claims
         seen = Seen(

@@ -156,11 +156,9 @@ def give_back(turn: Turn, claim: Claim, why: Problem) -> Claim:
         return turn_back(turn, claim, None)
     if claim.phase is Phase.LOST:
         return turn.enter(claim, Phase.FORGETTING)
-    if claim.obstacle is None:
-        return claim
-    if claim.force and claim.phase is Phase.FREEING:
-        return turn.enter(claim, Phase.FREEING)
-    return turn.hinder(claim, claim.obstacle)
+    if claim.phase is Phase.FREEING and claim.obstacle is not None:
+        return turn.enter(claim, Phase.FREEING)  # it may be free by now, or may be forced
+    return claim
 
 
 # --- recover --------------------------------------------------------------------------------------
