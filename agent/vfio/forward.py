@@ -126,17 +126,17 @@ def done(turn: Turn, claim: Claim) -> Claim | None:
     changed = _changed(turn, claim)
     if changed is None:
         return claim
+    lost = problem(Code.LOST, changed.sentence, address=claim.functions[0].address)
+    return turn.enter(dataclasses.replace(claim, problem=lost), Phase.LOST)
+
+
+def lost(turn: Turn, claim: Claim) -> Claim | None:
+    """Nothing is done for a lost claim until it is released; what was pulled out is free."""
     functions = tuple(
-        dataclasses.replace(state, gone=turn.find(state.origin) is Absence.GONE)
+        dataclasses.replace(state, gone=state.gone or turn.find(state.origin) is Absence.GONE)
         for state in claim.functions
     )
-    lost = problem(Code.LOST, changed.sentence, address=claim.functions[0].address)
-    return turn.enter(dataclasses.replace(claim, functions=functions, problem=lost), Phase.LOST)
-
-
-def lost(_turn: Turn, claim: Claim) -> Claim | None:
-    """Nothing is done for a lost claim until it is released."""
-    return claim
+    return dataclasses.replace(claim, functions=functions)
 
 
 # --- checks ---------------------------------------------------------------------------------------
