@@ -264,7 +264,7 @@ class Turn:
         reason = () if claim.problem is None else (claim.problem,)
         for waiter in claim.waiters:
             said = (*reason, *problems) if waiter.wants is Wants.HELD else problems
-            self.answer(waiter.ticket, claim.id, *said)
+            self.answer(waiter.ticket, claim.id, *dict.fromkeys(said))
 
 
 def wait(claim: Claim, ticket: int, wants: Wants) -> Claim:
