@@ -57,8 +57,12 @@ def fault(doing: str, path: str, error: OSError) -> StoreError:
 
 
 def printable(path: str) -> str:
-    """A path that can be printed and sent as UTF-8; a file's name may hold any byte."""
-    return os.fsencode(path).decode("utf-8", "backslashreplace")
+    """A path on one line that can be printed and sent as UTF-8; a name may hold any byte but NUL.
+
+    No two paths look the same. One without anything odd in it is as it is.
+    """
+    text = os.fsencode(path).replace(b"\\", b"\\\\").decode("utf-8", "backslashreplace")
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def is_temp(name: str) -> bool:

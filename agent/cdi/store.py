@@ -286,14 +286,20 @@ class Store:
         self._ledger.remove(os.path.realpath(parent), name)
 
     def _set_aside(self, path: str) -> None:
-        """Rename a foreign file so that no consumer reads it; nothing that is there is replaced."""
-        parent, name = os.path.split(path)
-        if parent != self.directory or not is_spec_name(name) or name.startswith(PREFIX):
-            raise StoreError(f"cdi-agent does not set aside {printable(path)}")
+        """Rename a foreign file so that no consumer reads it; nothing that is there is replaced.
+
+        Args:
+            path: As it can be printed, which is how foreign files are known.
+        """
+        parent, shown = os.path.split(path)
+        if parent != printable(self.directory) or not is_spec_name(shown) or is_our_name(shown):
+            raise StoreError(f"cdi-agent does not set aside {path}")
         try:
-            with Directory.open(parent) as directory:
-                if directory.entry(name) is None:
+            with Directory.open(self.directory) as directory:
+                names = [e.name for e in directory.entries() if printable(e.name) == shown]
+                if not names:
                     return
+                name = names[0]
                 directory.rename(name, _free_name(directory, name + SET_ASIDE))
                 directory.sync()
                 require_in_place(directory)

@@ -493,6 +493,17 @@ async def test_a_foreign_file_is_set_aside_unchanged_where_no_consumer_reads_it(
     await store.apply(SetAside(str(foreign), GPU))  # gone
 
 
+@pytest.mark.parametrize("name", [b"\xff.yaml", b"a\nb.json", b"a\\b.yaml"], ids=repr)
+async def test_a_foreign_file_is_set_aside_whatever_it_is_called(place: Place, name: bytes) -> None:
+    """It is known by the name that can be printed; its own may be no text."""
+    place.directory.mkdir(parents=True)
+    (place.directory / os.fsdecode(name)).write_bytes(content_of(1))
+    store = place.store()
+    (foreign,) = (await asyncio.to_thread(store.read)).foreign
+    await store.apply(SetAside(foreign.path, GPU))
+    assert os.listdir(os.fsencode(place.directory)) == [name + b".set-aside-by-cdi-agent"]
+
+
 @pytest.mark.parametrize("path", ["etc/cdi/vendor.yaml", f"run/cdi/{NAME}", "run/cdi/vendor.txt"])
 async def test_only_foreign_specs_in_our_directory_are_set_aside(place: Place, path: str) -> None:
     target = place.root / path

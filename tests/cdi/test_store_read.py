@@ -314,9 +314,21 @@ def test_a_foreign_file_that_nobody_can_read_defines_nothing(place: Place, conte
     assert file.problem
 
 
-def test_a_name_that_is_no_text_can_still_be_printed(place: Place) -> None:
-    (Path(os.fsdecode(os.fsencode(place.directory) + b"/\xff.yaml"))).write_bytes(FOREIGN)
-    assert only(place.store().read()).path.encode().endswith(b"\\xff.yaml")
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        pytest.param(b"\xff.yaml", r"\xff.yaml", id="no text"),
+        pytest.param(b"a\nb.yaml", r"a\nb.yaml", id="two lines"),
+        pytest.param(b"\x1b[31m.yaml", r"\x1b[31m.yaml", id="a terminal's escape"),
+        pytest.param(b"\\xff.yaml", r"\\xff.yaml", id="what an escape looks like"),
+        pytest.param(
+            "k\u00e4rte \u202e.yaml".encode(), "k\u00e4rte \\u202e.yaml", id="right to left"
+        ),
+    ],
+)
+def test_any_name_can_be_printed_on_one_line(place: Place, name: bytes, shown: str) -> None:
+    Path(os.fsdecode(os.fsencode(place.directory) + b"/" + name)).write_bytes(FOREIGN)
+    assert only(place.store().read()).path == f"{place.directory}/{shown}"
 
 
 # --- directories ----------------------------------------------------------------------------------
