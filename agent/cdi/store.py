@@ -286,7 +286,7 @@ class Store:
         self._ledger.remove(os.path.realpath(parent), name)
 
     def _set_aside(self, path: str) -> None:
-        """Rename a foreign file so that no consumer reads it; nothing that is there is replaced.
+        """Rename a foreign file so that no consumer reads it; no content is lost.
 
         Args:
             path: As it can be printed, which is how foreign files are known.
@@ -300,7 +300,7 @@ class Store:
                 if not names:
                     return
                 name = names[0]
-                directory.rename(name, _free_name(directory, name + SET_ASIDE))
+                directory.rename(name, _place_aside(directory, name))
                 directory.sync()
                 require_in_place(directory)
         except FileNotFoundError:
@@ -329,12 +329,20 @@ def is_our_name(name: str) -> bool:
     return name.startswith(PREFIX) and is_spec_name(name)
 
 
-def _free_name(directory: Directory, wanted: str) -> str:
-    name, number = wanted, 1
-    while directory.entry(name) is not None:
+def _place_aside(directory: Directory, name: str) -> str:
+    """Where to put a foreign file: nowhere yet used, or where just its content is already.
+
+    A tool that writes its file again and again must not fill the directory.
+    """
+    entry = directory.entry(name)
+    content = None if entry is None else _content(directory, entry)
+    aside, number = name + SET_ASIDE, 1
+    while (there := directory.entry(aside)) is not None:
+        if content is not None and _holds(directory, there, content):
+            break
         number += 1
-        name = f"{wanted}-{number}"
-    return name
+        aside = f"{name}{SET_ASIDE}-{number}"
+    return aside
 
 
 async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:

@@ -484,12 +484,13 @@ async def test_a_foreign_file_is_set_aside_unchanged_where_no_consumer_reads_it(
     place.directory.mkdir(parents=True)
     foreign = place.directory / "vendor.yaml"
     store = place.store()
-    for content in (b"first", b"second"):
+    for content in (b"first", b"second", b"second", b"first"):  # the same again takes no room
         foreign.write_bytes(content)
         await store.apply(SetAside(str(foreign), GPU))
     assert consume(place.directory) == {}
     aside = [place.directory / f"vendor.yaml.set-aside-by-cdi-agent{end}" for end in ("", "-2")]
     assert [path.read_bytes() for path in aside] == [b"first", b"second"]
+    assert place.names() == sorted(path.name for path in aside)
     await store.apply(SetAside(str(foreign), GPU))  # gone
 
 
