@@ -259,7 +259,8 @@ async def _read(scope: Scope, receive: Receive) -> _Request:
         if not message.get("more_body", False):
             break
     try:
-        path = [urllib.parse.unquote(part) for part in scope["raw_path"].decode().split("/")[1:]]
+        target = scope["raw_path"].decode().removeprefix("/")  # it may be `*`, which has no slash
+        path = [urllib.parse.unquote(part) for part in target.split("/")]
         query = dict(urllib.parse.parse_qsl(scope["query_string"].decode(), keep_blank_values=True))
     except (UnicodeDecodeError, ValueError) as error:
         raise _RefusedError(400, "the path is not understood") from error

@@ -158,6 +158,7 @@ class TestNotUnderstood:
         ("method", "route", "body", "status", "word"),
         [
             pytest.param("GET", "/", None, 404, "path", id="root"),
+            pytest.param("OPTIONS", "*", None, 404, "path", id="the server as a whole"),
             pytest.param("GET", "/v2/status", None, 404, "path", id="another version"),
             pytest.param("GET", "/v1/claims/vm/x", None, 404, "path", id="too deep"),
             pytest.param("DELETE", "/v1/status", None, 405, "DELETE", id="method"),
