@@ -4,10 +4,9 @@ Run as a script, ``python -I -S writer.py SOCKET VERB …``; what follows the so
 ``vfio/writer.py`` takes, and what comes out is what that says.
 """
 
-import array
+import _socket  # `socket`, which dresses it up, and `array` cost as much as all the rest
 import errno
 import os
-import socket
 import sys
 
 FIRST_DESCRIPTOR = 3
@@ -20,12 +19,14 @@ def write_through(path: str, content: bytes) -> int:
 
     The descriptors of this process go along, so that a lock outlives it as long as the write does.
     """
-    held = array.array("i", filter(_is_open, range(FIRST_DESCRIPTOR, LAST_DESCRIPTOR)))
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
-        connection.connect(SOCKET)
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, held)] if held else []
-        connection.sendmsg([os.fsencode(path) + b"\0" + content], rights)
-        answer = connection.recv(16)
+    held = [fd for fd in range(FIRST_DESCRIPTOR, LAST_DESCRIPTOR) if _is_open(fd)]
+    connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+    connection.connect(SOCKET)
+    ints = b"".join(fd.to_bytes(4, sys.byteorder) for fd in held)
+    rights = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, ints)] if held else []
+    connection.sendmsg([os.fsencode(path) + b"\0" + content], rights)
+    answer = connection.recv(16)
+    connection.close()
     return int(answer) if answer else errno.EIO
 
 
