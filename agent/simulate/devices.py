@@ -63,10 +63,20 @@ class Device:
 
 
 class Numbers:
-    """One space of numbers, of which the lowest free one is given out."""
+    """One space of numbers, of which the lowest free one is given out.
 
-    def __init__(self, first: int = 0) -> None:
+    Args:
+        first: The lowest.
+        last: The highest; None if there is no end to them.
+        beyond: Where numbers come from when there are no more.
+    """
+
+    def __init__(
+        self, first: int = 0, last: int | None = None, beyond: "Numbers | None" = None
+    ) -> None:
         self._first = first
+        self._last = last
+        self._beyond = beyond
         self._taken: set[int] = set()
         self._wanted: list[int] = []
 
@@ -76,6 +86,8 @@ class Numbers:
             number = self._wanted.pop(0)
         else:
             number = next(n for n in itertools.count(self._first) if n not in self._taken)
+            if self._beyond is not None and self._last is not None and number > self._last:
+                return self._beyond.take()
         self._taken.add(number)
         return number
 
@@ -86,6 +98,8 @@ class Numbers:
     def free(self, number: int) -> None:
         """Give it back."""
         self._taken.discard(number)
+        if self._beyond is not None:
+            self._beyond.free(number)
 
 
 class Life:

@@ -95,8 +95,10 @@ class Drivers:
         self._sysfs = sysfs
         self._majors = majors
         self._vfio = vfio
-        self.cards: Final = Numbers()
-        self.renders: Final = Numbers(128)
+        # `drm_minor_alloc`: 64 of each, then (Linux 6.12) as many as one likes, of both together.
+        more_drm = Numbers(192)
+        self.cards: Final = Numbers(0, 63, more_drm)
+        self.renders: Final = Numbers(128, 191, more_drm)
         self.accels: Final = Numbers()
         self.meis: Final = Numbers()
         self.group_minors: Final = Numbers()

@@ -40,6 +40,17 @@ def test_cards_and_render_nodes_count_separately(kernel: Kernel) -> None:
     assert "/dev/dri/renderD128" in kernel.node_paths("0000:0a:00.0")
 
 
+def test_the_65th_card_has_a_number_of_those_that_cards_and_render_nodes_share() -> None:
+    """As no two nodes of DRM have one number, no two have one minor number."""
+    more = Numbers(192)
+    cards, renders = Numbers(0, 63, more), Numbers(128, 191, more)
+    given = [(cards.take(), renders.take()) for _ in range(66)]
+    assert given[63:] == [(63, 191), (192, 193), (194, 195)]
+    cards.free(192)
+    renders.free(130)
+    assert [renders.take(), renders.take()] == [130, 192]
+
+
 def test_a_held_node_keeps_its_number_until_it_is_closed(kernel: Kernel) -> None:
     """As recorded: card2 comes back as card3, and as card2 again once it is closed."""
     kernel.plug(*arc_b50(), *arc_b60(), *two_functions(NVIDIA)[:1])
