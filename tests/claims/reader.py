@@ -33,8 +33,9 @@ class Reader:
     def __init__(self, directory: Path, dev: Path, passes: Callable[[], int]) -> None:
         self.findings: Final = reader.Findings()
         self.patience = 0
-        """How many passes may end before an entry is gone whose node is. The pass that is under
-        way when the node goes may have looked before, so the least that can be asked is 2."""
+        """How many passes may end before an entry is gone whose node is. The node goes before its
+        message comes; the pass that is under way may have looked before, and passes that answer
+        messages about other functions may still end in between."""
         self._passes = passes
         self._missing: dict[str, int] = {}
         self._directory = str(directory)

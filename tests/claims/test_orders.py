@@ -186,7 +186,7 @@ def test_a_device_that_somebody_else_moves_is_lost(make_host: MakeHost) -> None:
         host.start()
         free = host.world()
         host.prepare("vm", B50)
-        host.reader.patience = 2
+        host.reader.patience = 8
         host.kernel.move(B50, "xe")
         host.until(lambda: host.phase("vm") == "lost")
         assert codes(host.prepare("vm", B50)) == ["lost"]
@@ -204,7 +204,7 @@ def test_a_device_that_is_pulled_out_is_lost(make_host: MakeHost) -> None:
     with ONE.make(make_host) as host:
         host.start()
         host.prepare("vm", B50)
-        host.reader.patience = 2
+        host.reader.patience = 8
         host.kernel.unplug(B50)
         host.until(lambda: host.phase("vm") == "lost")
         host.kernel.plug(*arc_b50())

@@ -37,7 +37,7 @@ def test_a_pf_with_vfs_is_refused_and_its_vfs_stay(make_host: MakeHost) -> None:
         for _ in range(2):
             assert host.prepare("vm", B50)["problems"][0]["code"] == "active-vfs"
         assert host.world() == before
-        host.reader.patience = 2
+        host.reader.patience = 8
         host.kernel.remove_vfs(B50)
         host.until(lambda: host.ask("GET", f"/v1/explain/{VF}").get("ok") is False)
         assert host.prepare("vm", B50)["ok"]
