@@ -79,6 +79,15 @@ class Part(NamedTuple, Generic[_Edit]):
     edit: _Edit
 
 
+class Common(NamedTuple):
+    """What an entry has beside its nodes and mounts: mostly that of all of a profile."""
+
+    env: tuple[str, ...]
+    hooks: tuple[Hook, ...]
+    additional_gids: tuple[int, ...]
+    annotations: tuple[tuple[str, str], ...]
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Entry:
     """A device as it is written in a YAML file; it breaks no rule."""
@@ -91,6 +100,7 @@ class Entry:
     """By path."""
     mounts: Mapping[str, Part[Mount]]
     """By mount point."""
+    common: Common
     text: str
 
 
@@ -114,19 +124,21 @@ def union_of(name: str, entries: Sequence[Entry]) -> Entry:
     nodes: dict[str, Part[DeviceNode]] = {}
     mounts: dict[str, Part[Mount]] = {}
     for entry in entries:
-        nodes.update(entry.nodes)
-        mounts.update(entry.mounts)
+        nodes |= entry.nodes
+        if entry.mounts:
+            mounts |= entry.mounts
     mounts = {path: part for path, part in mounts.items() if path not in nodes}
-    devices = [entry.device for entry in entries]
-    env = {each.partition("=")[0]: each for device in devices for each in device.edits.env}
+    # Devices differ in their nodes; the rest is the profile's, and few profiles share a kind.
+    common = dict.fromkeys([entry.common for entry in entries])
+    env = {text.partition("=")[0]: text for each in common for text in each.env}
     edits = ContainerEdits(
         device_nodes=tuple([part.edit for part in nodes.values()]),
         mounts=tuple([part.edit for part in mounts.values()]),
         env=tuple(env.values()),
-        hooks=tuple(dict.fromkeys(hook for device in devices for hook in device.edits.hooks)),
-        additional_gids=tuple(sorted({g for d in devices for g in d.edits.additional_gids})),
+        hooks=tuple(dict.fromkeys(hook for each in common for hook in each.hooks)),
+        additional_gids=tuple(sorted({gid for each in common for gid in each.additional_gids})),
     )
-    annotations = dict(pair for device in devices for pair in device.annotations)
+    annotations = dict(pair for each in common for pair in each.annotations)
     union = Device(name, edits, tuple(sorted(annotations.items())))
     # What is a rule of one edit holds, as it does in the entries; none is there twice by now.
     if problems := list(rules.annotation_problems(union.annotations)):
@@ -174,7 +186,8 @@ def _put_together(
     others = dataclasses.replace(device.edits, device_nodes=(), mounts=())
     lines += _mapping(_edits(others), "      ")
     version = rules.device_version(device)
-    return Entry(device, natural(device.name), version, nodes, mounts, "".join(lines))
+    common = Common(others.env, others.hooks, others.additional_gids, device.annotations)
+    return Entry(device, natural(device.name), version, nodes, mounts, common, "".join(lines))
 
 
 def _list(key: str, parts: Mapping[str, Part[_Edit]]) -> list[str]:

@@ -6,7 +6,7 @@ changed. The entry ``all``, which changes with each of them, is put together fro
 """
 
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from operator import attrgetter
 
 from agent.cdi import rules
@@ -14,6 +14,7 @@ from agent.cdi.offers import Offer
 from agent.cdi.render import Entry, Suffix, content_of, entry_of, render, union_of
 from agent.cdi.spec import Device, Kind, Spec
 from agent.errors import SpecError
+from agent.host.model import Address
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -22,86 +23,68 @@ class Sheet:
 
     offers: tuple[Offer, ...]
     """In order of address."""
-    suffix: Suffix
-    with_all: bool
-    """Whether ``all`` is among the entries if there is anything that it would give."""
+    how: tuple[Suffix, bool]
+    """The format, and whether there is to be an entry ``all``."""
+    own: tuple[Entry, ...]
+    """The entry of each offer, in the same order."""
+    in_all: tuple[Entry, ...]
+    """Those that ``all`` gives."""
     spec: Spec
+    """The same object as long as the content is the same."""
     content: bytes
     entries: Mapping[str, Entry]
     """By name, ``all`` included."""
-
-    @property
-    def devices(self) -> Mapping[str, Device]:
-        """By name, ``all`` included."""
-        return {name: entry.device for name, entry in self.entries.items()}
+    names: Mapping[tuple[Kind, Address], str]
+    """What the device of each offer is called."""
 
 
-def sheets(
+def sheet_of(
+    kind: Kind,
     offers: Iterable[Offer],
-    before: Mapping[Kind, Sheet] | None = None,
+    before: Sheet | None = None,
     *,
     suffix: Suffix = "yaml",
-    without_all: Collection[Kind] = (),
-) -> dict[Kind, Sheet]:
-    """Put offers together to one sheet for each kind.
+    with_all: bool = True,
+) -> Sheet:
+    """Put the offers of a kind together.
 
     Args:
-        offers: At most one of a name in a kind.
-        before: Earlier sheets. They change nothing but the time that this takes.
+        kind: Of all of them.
+        offers: At least one, and at most one of a name.
+        before: An earlier sheet. It changes nothing but the time that this takes.
         suffix: The format.
-        without_all: The kinds that get no entry ``all``.
+        with_all: Whether there is an entry ``all``, if there is anything that it would give.
 
     Raises:
         SpecError: A device is itself called ``all``, or a rule of CDI is broken.
     """
-    by_kind: dict[Kind, list[Offer]] = {}
-    for offer in offers:
-        by_kind.setdefault(offer.kind, []).append(offer)
-    return {
-        kind: _sheet(
-            kind,
-            tuple(sorted(members, key=attrgetter("order"))),
-            None if before is None else before.get(kind),
-            suffix=suffix,
-            with_all=kind not in without_all,
-        )
-        for kind, members in sorted(by_kind.items())
-    }
-
-
-def _sheet(
-    kind: Kind,
-    offers: tuple[Offer, ...],
-    before: Sheet | None,
-    *,
-    suffix: Suffix,
-    with_all: bool,
-) -> Sheet:
-    if before is not None and (before.offers, before.suffix, before.with_all) == (
-        offers,
-        suffix,
-        with_all,
-    ):
+    offers = tuple(sorted(offers, key=attrgetter("order")))
+    how = (suffix, with_all)
+    if before is not None and (before.offers, before.how) == (offers, how):
         return before
     known = {} if before is None else before.entries
-    entries = [
-        entry
-        if (entry := known.get(offer.device.name)) is not None and entry.device is offer.device
-        else entry_of(offer.device)
-        for offer in offers
-    ]
-    if any(entry.device.name == rules.ALL for entry in entries):
+    own = tuple([_entry(known.get(offer.device.name), offer.device) for offer in offers])
+    in_all = tuple([entry for entry, offer in zip(own, offers, strict=True) if offer.in_all])
+    names = {offer.key: offer.device.name for offer in offers}
+    if before is not None and (before.own, before.in_all, before.how) == (own, in_all, how):
+        return dataclasses.replace(before, offers=offers, names=names)
+    if any(entry.device.name == rules.ALL for entry in own):
         raise SpecError(f"a device of {kind} is called {rules.ALL}")
-    in_all = [entry for entry, offer in zip(entries, offers, strict=True) if offer.in_all]
-    if in_all and with_all:
-        entries.append(union_of(rules.ALL, in_all))
+    entries = (*own, union_of(rules.ALL, in_all)) if in_all and with_all else own
     spec = Spec(kind, tuple([entry.device for entry in entries]))
     return Sheet(
         offers=offers,
-        suffix=suffix,
-        with_all=with_all,
+        how=how,
+        own=own,
+        in_all=in_all,
         spec=spec,
         # JSON has no form of its own for one entry: it is written whole, and few choose it.
         content=render(spec, suffix=suffix) if suffix == "json" else content_of(kind, entries),
         entries={entry.device.name: entry for entry in entries},
+        names=names,
     )
+
+
+def _entry(known: Entry | None, device: Device) -> Entry:
+    is_known = known is not None and (known.device is device or known.device == device)
+    return known if known is not None and is_known else entry_of(device)

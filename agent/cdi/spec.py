@@ -82,7 +82,7 @@ class Device:
 
     def __post_init__(self) -> None:
         nodes = self.edits.device_nodes
-        object.__setattr__(self, "paths", frozenset(n.host_path or n.path for n in nodes))
+        object.__setattr__(self, "paths", frozenset([n.host_path or n.path for n in nodes]))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

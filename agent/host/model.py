@@ -282,18 +282,38 @@ class Inventory:
         init=False, repr=False, compare=False
     )
     """The members of each IOMMU group."""
+    earlier: Mapping[Address, Function] = dataclasses.field(init=False, repr=False, compare=False)
+    """The functions of an earlier inventory, none if this one was not made from one; with
+    ``changed`` the addresses at which the two differ."""
+    changed: frozenset[Address] = dataclasses.field(init=False, repr=False, compare=False)
     since: dataclasses.InitVar[tuple[Inventory, Iterable[Address]] | None] = None
     """An earlier inventory, and the addresses at which this one may differ from it: of thousands of
     functions only those are asked what they have."""
 
     def __post_init__(self, since: tuple[Inventory, Iterable[Address]] | None) -> None:
-        earlier, addresses = since or (None, self.functions)
-        before = {} if earlier is None else earlier.functions
-        changes = [(a, before.get(a), self.functions.get(a)) for a in addresses]
-        by_node = _indexed({} if earlier is None else earlier.by_node, changes, _node_words)
-        by_group = _indexed({} if earlier is None else earlier.by_group, changes, _group_words)
+        before, addresses = since or (None, self.functions)
+        earlier = {} if before is None else before.functions
+        pairs = ((a, earlier.get(a), self.functions.get(a)) for a in addresses)
+        changes = [(address, old, new) for address, old, new in pairs if old is not new]
+        by_node = _indexed({} if before is None else before.by_node, changes, _node_words)
+        by_group = _indexed({} if before is None else before.by_group, changes, _group_words)
+        object.__setattr__(self, "earlier", earlier)
+        object.__setattr__(self, "changed", frozenset(address for address, _, _ in changes))
         object.__setattr__(self, "by_node", by_node)
         object.__setattr__(self, "by_group", by_group)
+
+    def changed_since(self, functions: Mapping[Address, Function]) -> frozenset[Address]:
+        """The addresses at which another look found something else, or nothing, or only this one.
+
+        Args:
+            functions: Those of the other look. If this one was made from it, that is known.
+        """
+        if functions is self.functions:
+            return frozenset()
+        if functions is self.earlier:
+            return self.changed
+        addresses = functions.keys() | self.functions.keys()
+        return frozenset(a for a in addresses if functions.get(a) is not self.functions.get(a))
 
     def group(self, number: int) -> tuple[Function, ...]:
         """The functions of an IOMMU group, in order of address."""
@@ -321,13 +341,12 @@ def _indexed(
     leaving: dict[_Word, set[Address]] = {}
     joining: dict[_Word, set[Address]] = {}
     for address, old, new in changes:
-        if old is not new:
-            had = set() if old is None else words(old)
-            has = set() if new is None else words(new)
-            for word in had - has:
-                leaving.setdefault(word, set()).add(address)
-            for word in has - had:
-                joining.setdefault(word, set()).add(address)
+        had = set() if old is None else words(old)
+        has = set() if new is None else words(new)
+        for word in had - has:
+            leaving.setdefault(word, set()).add(address)
+        for word in has - had:
+            joining.setdefault(word, set()).add(address)
     if not leaving and not joining:
         return index
     result = dict(index)

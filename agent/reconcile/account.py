@@ -114,7 +114,8 @@ def is_news(report: PassReport, acts: Acts) -> bool:
 
 def line_of(before: State, after: State, report: PassReport) -> Mapping[str, object]:
     """The fields of the canonical line about a pass."""
-    names = {**before.published, **after.published}
+    names = {key: after.published[key] for key in report.published}
+    names |= {key: before.published[key] for key in report.withdrew}
     return {
         "pass_id": report.id,
         "reasons": dict(report.reasons),

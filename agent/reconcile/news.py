@@ -146,10 +146,11 @@ def _foreign(before: State, after: State) -> Iterator[News]:
 
 
 def _meetings(state: State, files: Sequence[ForeignFile]) -> Iterator[tuple[str, str, str]]:
-    ours = {(kind, name) for (kind, _), name in state.published.items()}
-    for file in files:
-        if file.kind is None or file.same_directory:
-            continue
-        for name in file.names:
-            if (file.kind, name) in ours:
-                yield (file.path, file.kind, name)
+    theirs = [
+        (file.path, file.kind, name)
+        for file in files
+        if file.kind is not None and not file.same_directory
+        for name in file.names
+    ]
+    ours = {(kind, name) for (kind, _), name in state.published.items()} if theirs else set()
+    yield from (each for each in theirs if each[1:] in ours)

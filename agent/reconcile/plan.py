@@ -13,31 +13,26 @@ The rules, in the order in which they matter:
 4. **A failed withdrawal blocks** every publication that would use the same path, and what failed
    is tried again with growing delay, unless the content that is wanted changes.
 
-Time is an argument. What has to be remembered is ``Memory``; when to look again is ``wake_at``.
-On a host with hundreds of devices nearly all of them stay in each pass: they share one verdict.
+What an offer has to do with these rules is ``reconcile.verdict``'s; what follows for the files is
+here. Time is an argument. What has to be remembered is ``Memory``; when to look again, ``wake_at``.
 """
 
 import dataclasses
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from agent.cdi.desired import Desired, Offer, Reason, Withheld
 from agent.cdi.files import Action, DeleteSpec, Disk, SetAside, SpecFile, WriteSpec
-from agent.cdi.sheet import Sheet, sheets
+from agent.cdi.sheet import Sheet, sheet_of
 from agent.cdi.spec import Device, Kind
 from agent.reconcile.rules import Layout, Timing
-from agent.reconcile.state import Key, Memory, Recheck, Retry, Track
+from agent.reconcile.state import Key, Memory, Retry
+from agent.reconcile.verdict import Situation, Verdicts, judge, situation_of
 
 ALL: Final = "all"
 
 TRANSIENT: Final = frozenset({Reason.SETTLING, Reason.UDEV})
 """Reasons that end by themselves within ``settle_max`` or ``udev_timeout``."""
-
-CONTRADICTIONS: Final = frozenset(
-    {Reason.PATH_CONFLICT, Reason.NODE_MISMATCH, Reason.UNREADABLE},
-)
-"""Reasons that may be a look at a moving host: looked at again without an event."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -86,15 +81,22 @@ def plan(  # noqa: PLR0913 - the inputs of the one decision; grouping them would
         udevd: Whether a udevd will deal with new nodes.
         stuck: Node paths of entries whose withdrawal just failed.
     """
-    memory = _remember(desired, disk, memory, layout, timing, now, now if heard is None else heard)
-    path_of = {kind: layout.path(kind) for kind in {offer.kind for offer in desired.offers}}
-    situation = _Situation(desired, disk, memory, layout, timing, now, udevd, path_of)
-    verdicts = _judge(situation, stuck)
+    situation = situation_of(
+        desired,
+        disk,
+        memory,
+        layout=layout,
+        timing=timing,
+        now=now,
+        heard=now if heard is None else heard,
+        udevd=udevd,
+    )
+    verdicts = judge(situation, stuck)
     files = _files(situation, verdicts)
     waiting = frozenset().union(*(file.lost for file in files if file.withdrawal_waits)) - stuck
     if waiting:
         # A withdrawal that waits for its next try blocks its paths as one that failed just now.
-        verdicts = _judge(situation, stuck | waiting)
+        verdicts = judge(situation, stuck | waiting)
         files = _files(situation, verdicts)
     return _result(situation, verdicts, files)
 
@@ -120,53 +122,6 @@ def node_paths(file: SpecFile) -> frozenset[str]:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Situation:
-    """The inputs of one plan, after memory was brought up to date."""
-
-    desired: Desired
-    disk: Disk
-    memory: Memory
-    layout: Layout
-    timing: Timing
-    now: float
-    udevd: bool
-    path_of: Mapping[Kind, str]
-    """The file of each kind in which something is offered."""
-
-    def entry_on_disk(self, offer: Offer) -> Device | None:
-        file = self.disk.ours.get(self.path_of[offer.kind])
-        return None if file is None else file.devices.get(offer.device.name)
-
-    def waits(self, action: Action) -> bool:
-        """Whether just this was tried in vain, and its time to be tried again has not come."""
-        retry = self.memory.retries.get(action.path)
-        return retry is not None and retry.content == _content(action) and self.now < retry.at
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Verdict:
-    """What becomes of an offer."""
-
-    stays: bool = False
-    """It is on disk, gives the same nodes, and is still true."""
-    ready: bool = False
-    """It may be written if it is not on disk."""
-    confirmed: bool = True
-    """udev has dealt with its nodes, or there is no udev."""
-    reason: Reason | None = None
-    """Why it is not published; None if it is."""
-    detail: str = ""
-    wake_at: float | None = None
-    adopt: str | None = None
-    """The foreign file that stands in its way and may be set aside."""
-
-
-_STAYS: Final = _Verdict(stays=True)
-
-_Verdicts = Sequence[tuple[Offer, _Verdict]]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class _FilePlan:
     """What becomes of one path."""
 
@@ -183,100 +138,12 @@ def _content(action: Action) -> bytes | None:
     return action.content if isinstance(action, WriteSpec) else None
 
 
-def _remember(
-    desired: Desired,
-    disk: Disk,
-    memory: Memory,
-    layout: Layout,
-    timing: Timing,
-    now: float,
-    heard: float,
-) -> Memory:
-    """Carry the tracks over: facts that changed start anew, devices that went are forgotten."""
-    tracks: dict[Key, Track] = {}
-    for offer in desired.offers:
-        track = memory.tracks.get(offer.key)
-        if track is None:
-            track = Track(offer.fingerprint, since=now, first=now, heard=heard)
-        elif track.fingerprint is not offer.fingerprint and track.fingerprint != offer.fingerprint:
-            file = disk.ours.get(layout.path(offer.kind))
-            was_published = file is not None and offer.device.name in file.devices
-            first = now if was_published else track.first
-            track = Track(offer.fingerprint, now, first, heard, trusted=False)
-        tracks[offer.key] = track
-    nodes = {(node.path, node.number) for offer in desired.offers for node in offer.unsettled}
-    return dataclasses.replace(
-        memory,
-        tracks=tracks,
-        udev_done=frozenset(node for node in memory.udev_done if node in nodes),
-        recheck=_recheck(desired, memory.recheck, now, timing),
-    )
-
-
-def _judge(situation: _Situation, stuck: frozenset[str]) -> _Verdicts:
-    if stuck:
-        users = Counter(path for o in situation.desired.offers for path in o.device.paths)
-        stuck = frozenset(path for path in stuck if users[path] <= 1)  # a shared node stays true
-    occupied = {file.path for file in situation.disk.foreign}
-    doubled = {
-        (file.kind, name): file.path
-        for file in situation.disk.foreign
-        if file.same_directory
-        for name in file.names
-    }
-    verdicts = []
-    for offer in situation.desired.offers:
-        verdict = _readiness(situation, offer)
-        path = situation.path_of[offer.kind]
-        if path in occupied:
-            detail = f"{path} exists and was not written by cdi-agent"
-            verdict = _foreign(situation, verdict, path, Reason.FOREIGN_FILE, detail)
-        elif (other := doubled.get((offer.kind, offer.device.name))) is not None:
-            detail = f"{other} defines {offer.kind}={offer.device.name} too"
-            verdict = _foreign(situation, verdict, other, Reason.FOREIGN_DUPLICATE, detail)
-        elif verdict.ready and offer.device.paths & stuck:
-            detail = "an old entry with one of its nodes could not be withdrawn yet"
-            verdict = _Verdict(reason=Reason.BLOCKED, detail=detail)
-        verdicts.append((offer, verdict))
-    return verdicts
-
-
-def _foreign(
-    situation: _Situation, verdict: _Verdict, path: str, reason: Reason, detail: str
-) -> _Verdict:
-    """The verdict on an offer that would be published, were there not this foreign file."""
-    may_adopt = situation.layout.adopt and verdict.reason is None
-    return _Verdict(reason=reason, detail=detail, adopt=path if may_adopt else None)
-
-
-def _readiness(situation: _Situation, offer: Offer) -> _Verdict:
-    timing, now = situation.timing, situation.now
-    track = situation.memory.tracks[offer.key]
-    entry = situation.entry_on_disk(offer)
-    if entry is not None and track.trusted and entry.paths == offer.device.paths:
-        return _STAYS
-    waiting = [
-        node
-        for node in offer.unsettled
-        if node.number is None or (node.path, node.number) not in situation.memory.udev_done
-    ]
-    udev_at = track.since + timing.udev_timeout
-    if waiting and situation.udevd and now < udev_at:
-        names = ", ".join(node.path for node in waiting)
-        detail = f"udev has not dealt with {names} yet"
-        return _Verdict(reason=Reason.UDEV, detail=detail, wake_at=udev_at)
-    settle_at = min(track.since + timing.settle, track.first + timing.settle_max)
-    if now < settle_at:
-        detail = "its facts are too new"
-        return _Verdict(reason=Reason.SETTLING, detail=detail, wake_at=settle_at)
-    return _Verdict(ready=True, confirmed=not (waiting and situation.udevd))
-
-
-def _files(situation: _Situation, verdicts: _Verdicts) -> tuple[_FilePlan, ...]:
+def _files(situation: Situation, verdicts: Verdicts) -> tuple[_FilePlan, ...]:
     # Mostly one of the two is what was wanted in the last plan, or both are the same.
     before = situation.memory.sheets
-    staying = _sheets(situation, (o for o, v in verdicts if v.stays), before)
-    target = _sheets(situation, (o for o, v in verdicts if v.reason is None), {**before, **staying})
+    staying = _sheets(situation, [o for o, v in verdicts if v.stays], before)
+    wanted = [o for o, v in verdicts if v.reason is None]
+    target = _sheets(situation, wanted, {**before, **staying})
     path_of = situation.path_of
     staying_in = {path_of[kind]: sheet for kind, sheet in staying.items()}
     wanted_in = {path_of[kind]: sheet for kind, sheet in target.items()}
@@ -296,24 +163,44 @@ def _files(situation: _Situation, verdicts: _Verdicts) -> tuple[_FilePlan, ...]:
     return tuple(
         dataclasses.replace(
             plan,
-            withdrawal_waits=plan.withdrawal is not None and situation.waits(plan.withdrawal),
-            publication_waits=plan.publication is not None and situation.waits(plan.publication),
+            withdrawal_waits=_waits(situation, plan.withdrawal),
+            publication_waits=_waits(situation, plan.publication),
         )
         for plan in plans
     )
 
 
+def _waits(situation: Situation, action: Action | None) -> bool:
+    """Whether just this was tried in vain, and its time to be tried again has not come."""
+    retry = None if action is None else situation.memory.retries.get(action.path)
+    if action is None or retry is None:
+        return False
+    return retry.content == _content(action) and situation.now < retry.at
+
+
 def _sheets(
-    situation: _Situation, offers: Iterable[Offer], before: Mapping[Kind, Sheet]
+    situation: Situation, offers: Iterable[Offer], before: Mapping[Kind, Sheet]
 ) -> dict[Kind, Sheet]:
-    """What the files of these offers should hold; no ``all`` where a foreign file defines it."""
+    """What the files should hold of what is at rest and of these offers."""
     foreign = situation.disk.foreign
-    taken = {f.kind for f in foreign if f.kind and f.same_directory and ALL in f.names}
-    return sheets(offers, before, suffix=situation.layout.format, without_all=taken)
+    without_all = {file.kind for file in foreign if file.same_directory and ALL in file.names}
+    members = {kind: list(offers) for kind, offers in situation.at_rest.items() if offers}
+    for offer in offers:
+        members.setdefault(offer.kind, []).append(offer)
+    return {
+        kind: sheet_of(
+            kind,
+            members[kind],
+            before.get(kind),
+            suffix=situation.layout.format,
+            with_all=kind not in without_all,
+        )
+        for kind in sorted(members)
+    }
 
 
 def _file(
-    situation: _Situation,
+    situation: Situation,
     path: str,
     file: SpecFile | None,
     staying: Sheet | None,
@@ -370,18 +257,18 @@ def _lost_paths(file: SpecFile | None, target: Sheet | None) -> frozenset[str]:
 
 
 def _is_offered_elsewhere(
-    situation: _Situation, lost: frozenset[str], before: Mapping[str, Device]
+    situation: Situation, lost: frozenset[str], before: Mapping[str, Device]
 ) -> bool:
     """Whether one of these paths now belongs to another device than the one that a file names."""
     for offer in situation.desired.offers:
-        if paths := lost & offer.device.paths:
+        if not lost.isdisjoint(offer.device.paths):
             entry = before.get(offer.device.name)
-            if entry is None or not paths <= entry.paths:
+            if entry is None or not lost & offer.device.paths <= entry.paths:
                 return True
     return False
 
 
-def _result(situation: _Situation, verdicts: _Verdicts, files: Sequence[_FilePlan]) -> Plan:
+def _result(situation: Situation, verdicts: Verdicts, files: Sequence[_FilePlan]) -> Plan:
     withdrawals = [f.withdrawal for f in files if f.withdrawal and not f.withdrawal_waits]
     publications = [
         f.publication
@@ -400,6 +287,9 @@ def _result(situation: _Situation, verdicts: _Verdicts, files: Sequence[_FilePla
     }
     withheld = list(situation.desired.withheld)
     published: dict[Key, str] = {}
+    for file in files:
+        if file.target is not None:
+            published.update(file.target.names)
     tracks = dict(situation.memory.tracks)
     for offer, verdict in verdicts:
         reason, detail = verdict.reason, verdict.detail
@@ -408,9 +298,8 @@ def _result(situation: _Situation, verdicts: _Verdicts, files: Sequence[_FilePla
             if (path := situation.path_of[offer.kind]) in postponed:
                 reason = Reason.STORE
                 detail = situation.memory.retries[path].problem
-        if reason is None:
-            published[offer.key] = offer.device.name
-        else:
+        if reason is not None:
+            published.pop(offer.key, None)
             withheld.append(Withheld(offer.address, offer.kind, reason, detail))
     retries = {
         path: retry
@@ -438,15 +327,3 @@ def _result(situation: _Situation, verdicts: _Verdicts, files: Sequence[_FilePla
         wake_at=min(wakes, default=None),
         unconfirmed=tuple(o.key for o, v in verdicts if v.ready and not v.confirmed),
     )
-
-
-def _recheck(desired: Desired, before: Recheck, now: float, timing: Timing) -> Recheck:
-    """When to look again at facts that contradict each other; no event may come to say so."""
-    addresses = frozenset(w.address for w in desired.withheld if w.reason in CONTRADICTIONS)
-    if not addresses:
-        return Recheck()
-    if addresses == before.addresses and now < before.at:
-        return before
-    attempts = before.attempts + 1 if addresses == before.addresses else 0
-    delay = min(timing.recheck_first * 2 ** min(attempts, 30), timing.recheck_max)
-    return Recheck(addresses=addresses, attempts=attempts, at=now + delay)

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Literal
 
-from agent.cdi.desired import Desired, Fingerprint, Withheld
+from agent.cdi.desired import Desired, Fingerprint, Offer, Withheld
 from agent.cdi.files import Disk
 from agent.cdi.sheet import Sheet
 from agent.cdi.spec import Kind
@@ -61,7 +61,10 @@ class Recheck:
 class Memory:
     """All that ``plan`` has to remember between two passes: time as data."""
 
+    offers: tuple[Offer, ...] = dataclasses.field(default=(), repr=False)
+    """What was offered last."""
     tracks: Mapping[Key, Track] = dataclasses.field(default_factory=dict)
+    """What is remembered of each of them."""
     udev_done: frozenset[tuple[str, DeviceNumber]] = frozenset()
     """Nodes (path, number) that udev's own messages said it has dealt with."""
     retries: Mapping[str, Retry] = dataclasses.field(default_factory=dict)
@@ -70,7 +73,8 @@ class Memory:
     sheets: Mapping[Kind, Sheet] = dataclasses.field(
         default_factory=dict, repr=False, compare=False
     )
-    """What the files should hold; the next are made from them, which only saves time."""
+    """What the files should hold. What is on disk just so, and offered still, is at rest; and the
+    next sheets are made from them."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Hosts as Hypothesis makes them up: odd, contradictory, in the middle of a change."""
 
-from typing import Final
+from typing import Any, Final
 
 from hypothesis import strategies as st
 
@@ -17,7 +17,7 @@ from agent.host.model import (
     NodeState,
     Orphan,
 )
-from tests.cdi.worlds import node, shared
+from tests.cdi.worlds import function, inventory, node, shared, vfio
 
 ADDRESSES: Final = tuple(
     Address(text)
@@ -112,28 +112,49 @@ def inventories(draw: st.DrawFn) -> Inventory:
     )
 
 
+_PLACES: Final = tuple(map(Address, ("0000:03:00.0", "0000:03:00.1", "0000:04:00.0")))
+_STAGES: Final[tuple[dict[str, Any], ...]] = (
+    {},
+    {"driver": None},
+    {"driver": "snd_hda_intel", "nodes": (), "class_code": 0x040300},
+    {"number": 1},
+    {"inode": 8},
+)
+
+
 @st.composite
 def histories(draw: st.DrawFn) -> list[Inventory]:
-    """What looks at a host find: of one after the other, some functions are the same objects."""
-    hosts = [draw(inventories())]
-    for _ in range(draw(st.integers(0, 5))):
-        before, new = hosts[-1], draw(inventories())
-        stay = draw(st.sets(st.sampled_from(ADDRESSES)))
-        functions = dict(new.functions)
-        for address in stay:
+    """What looks at a small host find: in each step one function or the shared nodes change.
+
+    They may share an IOMMU group, and have the same card: what changes at one matters to the
+    others, which stay the same objects.
+    """
+    hosts = [inventory()]
+    for address in draw(st.lists(st.sampled_from((None, *_PLACES)), min_size=3, max_size=16)):
+        before = hosts[-1]
+        functions = dict(before.functions)
+        shared_nodes = before.shared
+        if address is None:
+            shared_nodes = draw(st.sampled_from(({}, inventory().shared)))
+        elif draw(st.integers(0, 5)) == 0:
             functions.pop(address, None)
-            if address in before.functions:
-                functions[address] = before.functions[address]
+        elif draw(st.booleans()):
+            functions[address] = vfio(address, draw(st.sampled_from((1, 1, 2))))
+        else:
+            fields = draw(st.sampled_from(_STAGES))
+            group = draw(st.sampled_from((None, 1)))
+            functions[address] = function(address, iommu_group=group, **fields)
+        changed = [a for a in _PLACES if functions.get(a) is not before.functions.get(a)]
+        environment = Environment(devtmpfs=draw(st.integers(0, 15)) > 0)
         hosts.append(
             Inventory(
-                functions=functions,
-                shared=draw(st.sampled_from((before.shared, new.shared))),
-                orphans=new.orphans,
-                dropped={a: why for a, why in new.dropped.items() if a not in functions},
-                environment=draw(st.sampled_from((before.environment, new.environment))),
+                functions if changed else before.functions,
+                shared_nodes,
+                environment=environment,
+                since=draw(st.sampled_from((None, (before, changed)))),
             )
         )
-    return hosts
+    return hosts[1:]
 
 
 @st.composite

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import yaml
-from hypothesis import event, given
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from agent.cdi import rules
@@ -14,16 +14,24 @@ from agent.cdi.desired import Desired, Policy, desired
 from agent.cdi.parse import parse, peek
 from agent.cdi.profile import Naming, Profile, Vfio
 from agent.cdi.render import render
-from agent.cdi.sheet import Sheet, sheets
+from agent.cdi.sheet import Sheet
 from agent.cdi.spec import ContainerEdits, Device, DeviceNode, Hook, Kind, Mount, Spec
-from agent.host.model import Hold, Inventory, NodeRole
+from agent.host.model import Address, Hold, HoldMode, Inventory, NodeRole
 from tests.cdi.strategies import histories, holds, inventories
-from tests.cdi.worlds import BUILTIN, changed
+from tests.cdi.worlds import BUILTIN, changed, sheets
 
 PROFILES: Sequence[tuple[Profile, ...]] = (
     BUILTIN,
     changed("intel-gpu", vfio=Vfio(kind="intel.com/gpu"), naming=Naming.INDEX, links=True),
     changed("amd-gpu", naming=Naming.CARD),
+)
+HELD: Sequence[tuple[Hold, ...]] = (
+    (),
+    *(
+        (Hold(Address("0000:03:00.0"), "claim", mode, settled),)
+        for mode in HoldMode
+        for settled in (True, False)
+    ),
 )
 WORLDS = {"host": inventories(), "profiles": st.sampled_from(PROFILES), "held": holds()}
 
@@ -123,6 +131,7 @@ def test_the_order_in_which_a_host_was_read_changes_nothing(
     assert decide(other, profiles, held[::-1]) == decide(host, profiles, held)
 
 
+@settings(max_examples=300)
 @given(histories(), st.data())
 def test_what_is_taken_over_from_the_last_pass_changes_nothing(
     hosts: list[Inventory], data: st.DataObject
@@ -130,17 +139,23 @@ def test_what_is_taken_over_from_the_last_pass_changes_nothing(
     """Whatever of a host changes, and whatever changes around it: the memo shows in no result."""
     before = None
     made: dict[Kind, Sheet] = {}
+    profiles, held, policy = data.draw(st.sampled_from(PROFILES)), HELD[0], Policy()
     for host in hosts:
-        profiles = data.draw(st.sampled_from(PROFILES))
-        held = data.draw(holds())
-        policy = data.draw(st.sampled_from((Policy(), Policy(static_dev=True, version="0.5.0"))))
+        changing = data.draw(st.sampled_from((*[""] * 6, "profiles", "held", "held", "policy")))
+        if changing == "profiles":
+            profiles = data.draw(st.sampled_from(PROFILES))
+        elif changing == "held":
+            held = data.draw(st.sampled_from(HELD))
+        elif changing == "policy":
+            policy = data.draw(st.sampled_from((Policy(), Policy(version="0.4.0"))))
         result = desired(host, profiles, held, policy, before)
         assert result == desired(host, profiles, held, policy)
         made = sheets(result.offers, made)
         assert made == sheets(result.offers)
         # Nothing is kept of what is gone, however long the agent runs.
-        assert result.subjects.keys() == host.functions.keys()
-        assert result.judgements.keys() <= host.functions.keys()
+        assert result.basis is not None
+        assert result.basis.subjects.keys() == host.functions.keys()
+        assert result.basis.judgements.keys() <= host.functions.keys()
         if before is not None:
             taken_over = {id(offer) for offer in before.offers} & {id(o) for o in result.offers}
             event(f"{bool(taken_over)}: something was taken over")

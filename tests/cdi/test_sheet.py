@@ -8,11 +8,10 @@ import pytest
 from agent.cdi import rules
 from agent.cdi.desired import Offer
 from agent.cdi.profile import Vfio
-from agent.cdi.sheet import sheets
 from agent.cdi.spec import ContainerEdits, Device, Kind, Mount, Spec
 from agent.errors import SpecError
 from agent.host.model import Address, Hold, HoldMode, Inventory
-from tests.cdi.worlds import B50, B60, changed, decide, function, inventory, shared, vfio
+from tests.cdi.worlds import B50, B60, changed, decide, function, inventory, shared, sheets, vfio
 
 GPU = Kind("intel.com/gpu")
 VFIO = Kind("intel.com/gpu-vfio")

@@ -5,9 +5,11 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from agent.cdi.desired import Desired, Policy, Reason, desired
+from agent.cdi.desired import Desired, Offer, Policy, Reason, desired
 from agent.cdi.profile import Profile
 from agent.cdi.profiles import load_builtin
+from agent.cdi.sheet import Sheet, sheet_of
+from agent.cdi.spec import Kind
 from agent.host.model import (
     Address,
     DeviceNumber,
@@ -117,6 +119,19 @@ def decide(
     """What should be published of a host, or of one function."""
     host = inventory(what) if isinstance(what, Function) else what
     return desired(host, tuple(profiles), tuple(holds), policy or Policy())
+
+
+def sheets(
+    offers: Iterable[Offer], before: Mapping[Kind, Sheet] | None = None, **how: Any
+) -> dict[Kind, Sheet]:
+    """A sheet for each kind."""
+    by_kind: dict[Kind, list[Offer]] = {}
+    for offer in offers:
+        by_kind.setdefault(offer.kind, []).append(offer)
+    return {
+        kind: sheet_of(kind, members, (before or {}).get(kind), **how)
+        for kind, members in sorted(by_kind.items())
+    }
 
 
 def published(result: Desired) -> dict[str, list[str]]:

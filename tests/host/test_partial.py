@@ -224,6 +224,9 @@ def test_a_partial_look_agrees_with_a_full_one(
         assert list(inventory.functions) == list(full.functions)
         assert (inventory.by_node, inventory.by_group) == (full.by_node, full.by_group)
         assert_same_objects(inventory, before)
+        addresses = before.functions.keys() | inventory.functions.keys()
+        differ = {a for a in addresses if before.functions.get(a) is not inventory.functions.get(a)}
+        assert inventory.changed_since(before.functions) == differ
         assert scanner.scan(EVERYTHING, inventory).functions is inventory.functions
 
 

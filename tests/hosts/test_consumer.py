@@ -13,9 +13,9 @@ from agent.cdi.parse import parse
 from agent.cdi.profile import HookEdit, Profile
 from agent.cdi.profiles import load_builtin
 from agent.cdi.render import Suffix
-from agent.cdi.sheet import sheets
 from agent.cdi.spec import Spec
 from agent.host import capture
+from tests.cdi.worlds import sheets
 from tests.conftest import IN_CI
 from tests.netns.consumers import Ended
 from tests.netns.outside import PrivateHost, UnusableError

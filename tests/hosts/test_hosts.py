@@ -16,11 +16,11 @@ from agent.cdi.files import file_name
 from agent.cdi.offers import Policy
 from agent.cdi.profile import shared_paths
 from agent.cdi.profiles import load_builtin
-from agent.cdi.sheet import sheets
 from agent.host import capture
 from agent.host.model import EVERYTHING, Inventory
 from agent.host.scan import Scanner
 from agent.simulate import captured, stat_plain
+from tests.cdi.worlds import sheets
 
 HERE = Path(__file__).parent
 HOSTS = sorted(HERE.glob("*.yaml"))

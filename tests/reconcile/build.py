@@ -2,11 +2,11 @@
 
 from agent.cdi.desired import Desired, Fingerprint, Offer, Reason, Withheld
 from agent.cdi.files import DeleteSpec, Disk, ForeignFile, SetAside, SpecFile, WriteSpec
-from agent.cdi.sheet import sheets
 from agent.cdi.spec import ContainerEdits, Device, DeviceNode, Kind
 from agent.host.model import Address, DeviceNumber, Node, NodeRole, NodeState
 from agent.reconcile.plan import Plan
 from agent.reconcile.rules import Layout
+from tests.cdi.worlds import sheets
 
 GPU = Kind("intel.com/gpu")
 VFIO = Kind("intel.com/gpu-vfio")

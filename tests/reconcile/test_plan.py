@@ -4,18 +4,19 @@ import dataclasses
 from collections.abc import Iterable
 
 import pytest
-from hypothesis import given
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from agent.cdi.desired import Desired, Offer, Reason, Withheld
 from agent.cdi.files import DeleteSpec, Disk, ForeignFile, SetAside, WriteSpec
 from agent.cdi.render import render
-from agent.cdi.sheet import sheets
 from agent.cdi.spec import Kind
-from agent.host.model import DeviceNumber
+from agent.host.model import Address, DeviceNumber
 from agent.reconcile.plan import Plan, failed, plan, succeeded
 from agent.reconcile.rules import Layout, Timing
 from agent.reconcile.state import Memory
+from agent.reconcile.verdict import judge, situation_of
+from tests.cdi.worlds import sheets
 from tests.reconcile.build import (
     GPU,
     GPU_FILE,
@@ -337,6 +338,71 @@ class TestFailures:
         assert action.delete_if_unwritable is rather_none
 
 
+class TestRest:
+    """What is on disk as it was last wanted stays without being looked at."""
+
+    WORLD = desired(offer(A, 0), offer(B, 1))
+
+    def settled(self) -> tuple[Disk, Memory]:
+        first = decide(self.WORLD)
+        second = decide(self.WORLD, memory=first.memory, now=101.0)
+        on_disk = apply(EMPTY, second)
+        return on_disk, decide(self.WORLD, on_disk, second.memory, now=102.0).memory
+
+    def test_nothing_is_at_rest_that_was_wanted_and_not_written(self) -> None:
+        """Else the withdrawal of one device would publish another, before any other withdrawal."""
+        on_disk, memory = self.settled()
+        more = (*self.WORLD.offers, offer(C, 2))
+        memory = decide(desired(*more), on_disk, memory, now=103.0).memory
+        wanted = decide(desired(*more), on_disk, memory, now=104.0)
+        assert names_on(apply(on_disk, wanted)) == {GPU: ["a", "b", "c"]}
+        result = decide(desired(*more[1:]), on_disk, wanted.memory, now=105.0)
+        (withdrawal,) = result.withdrawals
+        assert b"card2" not in withdrawal.content  # type: ignore[union-attr]
+        assert names_on(apply(on_disk, result)) == {GPU: ["b", "c"]}
+
+    def test_what_another_program_did_to_the_file_is_put_right(self) -> None:
+        on_disk, memory = self.settled()
+        (file,) = disk(offer(A, 0)).ours.values()
+        result = decide(self.WORLD, Disk("/cdi", {GPU_FILE: file}), memory, now=103.0)
+        assert names_on(apply(on_disk, result)) == {GPU: ["a", "b"]}
+
+    @pytest.mark.parametrize(
+        ("file", "expected"),
+        [
+            pytest.param(
+                ForeignFile("/cdi/other.yaml", GPU, frozenset({"a"})),
+                {"a": Reason.FOREIGN_DUPLICATE},
+                id="doubles one device",
+            ),
+            pytest.param(
+                ForeignFile(GPU_FILE, None),
+                {"a": Reason.FOREIGN_FILE, "b": Reason.FOREIGN_FILE},
+                id="lies where ours lay",
+            ),
+        ],
+    )
+    def test_a_foreign_file_ends_it(self, file: ForeignFile, expected: dict[str, Reason]) -> None:
+        on_disk, memory = self.settled()
+        with_foreign = dataclasses.replace(on_disk, foreign=(file,))
+        assert reasons(decide(self.WORLD, with_foreign, memory, now=103.0)) == expected
+
+    def test_files_that_an_earlier_agent_left_are_at_rest_after_the_first_plan(self) -> None:
+        on_disk = disk(*self.WORLD.offers)
+        memory = decide(self.WORLD, on_disk).memory
+        situation = situation_of(
+            self.WORLD,
+            on_disk,
+            memory,
+            layout=LAYOUT,
+            timing=TIMING,
+            now=103.0,
+            heard=103.0,
+            udevd=True,
+        )
+        assert judge(situation, frozenset()) == []
+
+
 class TestRecheck:
     def test_contradictions_are_looked_at_again_with_growing_delay(self) -> None:
         wanted = desired(withheld=(Withheld(A, GPU, Reason.PATH_CONFLICT, "two cards"),))
@@ -408,13 +474,16 @@ def test_no_step_of_any_plan_shows_a_node_twice_or_an_untrue_entry(
         on_disk = apply(on_disk, result)
 
 
-POOL = tuple(
-    offer(address, card, kind=kind, driver=driver, shared=shared)
-    for address in (A, B, C)
-    for card in range(2)
-    for kind in (GPU, VFIO)
-    for driver in ("xe", "i915")
-    for shared in ((), ("/dev/kfd",))
+POOL = (
+    offer(A, 0),
+    offer(A, 1),
+    offer(A, 0, driver="i915"),
+    offer(A, 0, unsettled=True),
+    dataclasses.replace(offer(A, 0), in_all=False),
+    offer(B, 1),
+    offer(B, 1, shared=("/dev/kfd",)),
+    offer(B, 1, kind=VFIO),
+    offer(C, 2, shared=("/dev/kfd",)),
 )
 """Few objects, so that what is offered is often the very same as before."""
 
@@ -425,23 +494,32 @@ FOREIGN = (
 )
 
 
+@settings(max_examples=300)
 @given(
     st.lists(
         st.tuples(
-            st.lists(st.sampled_from(POOL), max_size=4).map(one_world),
-            st.floats(0.001, 2.0),
-            st.sampled_from(FOREIGN),
-            st.sampled_from((LAYOUT, dataclasses.replace(LAYOUT, format="json"))),
+            st.sampled_from((None, A, B, *POOL)),
+            st.sampled_from((0.01, 0.1, 0.1, 10.0)),
+            st.sampled_from((*FOREIGN[:1] * 3, *FOREIGN)),
+            st.sampled_from((*(LAYOUT,) * 7, dataclasses.replace(LAYOUT, format="json"))),
+            st.sampled_from((0, 1, 5, 5, 5)),
         ),
-        max_size=8,
+        min_size=3,
+        max_size=16,
     )
 )
 def test_what_is_taken_over_from_the_last_plan_changes_none(
-    history: list[tuple[tuple[Offer, ...], float, tuple[ForeignFile, ...], Layout]],
+    history: list[tuple[Offer | Address | None, float, tuple[ForeignFile, ...], Layout, int]],
 ) -> None:
-    """Of files, too: what is written is what any later agent would write, knowing nothing."""
+    """Whatever comes or goes, whatever others do, and however much of a plan is done."""
     on_disk, memory, now = EMPTY, Memory(), 100.0
-    for world, pause, foreign, layout in history:
+    offered: dict[Address, Offer] = {}
+    for change, pause, foreign, layout, count in history:
+        if isinstance(change, Offer):
+            offered[change.address] = change
+        elif change is not None:
+            offered.pop(change, None)
+        world = one_world([offered[address] for address in sorted(offered)])
         now += pause
         on_disk = dataclasses.replace(on_disk, foreign=foreign)
         wanted = desired(*world)
@@ -449,12 +527,13 @@ def test_what_is_taken_over_from_the_last_plan_changes_none(
         forgetful = dataclasses.replace(memory, sheets={})
         assert result == decide(wanted, on_disk, forgetful, now=now, layout=layout)
         for kind, sheet in result.memory.sheets.items():
-            assert (
-                sheet
-                == sheets(sheet.offers, suffix=layout.format, without_all=taken(foreign))[kind]
-            )
+            with_all = kind not in taken(foreign)
+            again = sheets(sheet.offers, suffix=layout.format, with_all=with_all)
+            assert again == {kind: sheet}
             assert sheet.content == render(sheet.spec, suffix=layout.format)
-        memory, on_disk = result.memory, apply(on_disk, result)
+        done = dataclasses.replace(result, withdrawals=result.actions[:count], publications=())
+        event(f"{result.actions == done.actions}: all of the plan is done")
+        memory, on_disk = result.memory, apply(on_disk, done)
 
 
 def taken(foreign: Iterable[ForeignFile]) -> set[Kind]:
