@@ -14,7 +14,7 @@ Every line has `t` (CLOCK_MONOTONIC) and one of
             kernel takes nodes away without asking, so how long is for a test to judge
 
 inotify sees each rename and each write in place, however short; the rest is read at every event
-and every 50 ms. Uses Debian's own YAML reader, not the agent's.
+and every 200 ms. Uses Debian's own YAML reader, not the agent's.
 """
 
 import ctypes
@@ -37,7 +37,7 @@ IN_CREATE, IN_DELETE, IN_IGNORED = 0x100, 0x200, 0x8000
 WATCHED = IN_MODIFY | IN_MOVED_FROM | IN_MOVED_TO | IN_CREATE | IN_DELETE
 # Not that it is closed: whoever renames a file before closing it closes it under its new name.
 IN_PLACE = {IN_MODIFY: "modified", IN_CREATE: "created"}
-POLL_MS = 50
+POLL_MS = 200
 
 libc = ctypes.CDLL(None, use_errno=True)
 
