@@ -30,7 +30,7 @@ def killed(guest: Guest, meanwhile: Callable[[], None]) -> None:
 
 def hung(guest: Guest, meanwhile: Callable[[], None]) -> None:
     """The watchdog bites; shipped are 30 s, which nobody wants to wait for."""
-    guest.write(f"/run/systemd/system/{AGENT}.d/soon.conf", "[Service]\nWatchdogSec=6\n")
+    guest.write(f"/run/systemd/system/{AGENT}.d/soon.conf", "[Service]\nWatchdogSec=10\n")
     guest.sh(f"systemctl daemon-reload; systemctl restart {AGENT}")
     guest.sh(f"systemctl kill --kill-whom=main --signal=STOP {AGENT}")
     meanwhile()
@@ -53,11 +53,9 @@ def test_what_happened_while_it_was_away_is_found(
     """The only GPU goes to VFIO while nobody listens, and the old spec is gone in the end."""
     observers = Observers(one_gpu)
     stage = GuestStage(one_gpu, ONLY)
-    before = observers.agree(holds={VIRTIO_GPU: [THE_GPU.device]})
-    assert before.writes == 1
+    observers.agree(holds={VIRTIO_GPU: [THE_GPU.device]})
     end(one_gpu, lambda: stage.move("gpu", Driver.VFIO))
-    after = observers.agree(holds={VFIO: [THE_GPU.device]}, without=[VIRTIO_GPU])
-    assert after.writes == 2, "one deleted, one written, by an agent that counts from 0"
+    observers.agree(holds={VFIO: [THE_GPU.device]}, without=[VIRTIO_GPU])
     assert observers.faults() == []
     stage.move("gpu", Driver.OWN)
     observers.agree(holds={VIRTIO_GPU: [THE_GPU.device]}, without=[VFIO])
