@@ -41,6 +41,7 @@ def _is_open(descriptor: int) -> bool:
 if __name__ == "__main__":
     _, SOCKET, *arguments = sys.argv
     sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(__file__)), "vfio"))
+    import arguments as told  # type: ignore[import-not-found]
     import writer  # type: ignore[import-not-found]
 
-    writer.main(arguments, write_through)
+    writer.main(told.given(arguments), write_through)

@@ -35,27 +35,35 @@ class Child:
             negative number of the signal that ended it, or None if that was not to be had.
     """
 
-    def __init__(self, pid: int, pidfd: int, output: int) -> None:
+    def __init__(self, pid: int, pidfd: int, output: int, orders: int = -1) -> None:
         loop = asyncio.get_running_loop()
         self.pid: Final = pid
         self.gone: Final[asyncio.Future[int | None]] = loop.create_future()
         self._pidfd = pidfd
         self._pipe = output
+        self._orders = orders
         self._output = b""
         loop.add_reader(pidfd, self._ended)
 
     @classmethod
-    def start(cls, argv: Sequence[str]) -> Self:
+    def start(cls, argv: Sequence[str], *, waits: bool = False) -> Self:
         """Start a program: no input, a plain environment, no descriptor of ours but its output's.
 
         It has a process group of its own, so what a terminal sends to ours does not reach it.
+
+        Args:
+            argv: The program and its arguments.
+            waits: It has an input, and is to be told over it what to do: see `tell`.
 
         Raises:
             OSError: It cannot be started.
         """
         ours, theirs = os.pipe()
+        source, orders = os.pipe() if waits else (os.open(os.devnull, os.O_RDONLY), -1)
         try:
             os.set_blocking(ours, False)
+            if waits:
+                os.set_blocking(orders, False)
             pid = os.posix_spawnp(
                 argv[0],
                 list(argv),
@@ -63,7 +71,7 @@ class Child:
                 # What Python opens is closed by exec; what else this process has inherited, the
                 # scripts close themselves.
                 file_actions=[
-                    (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                    (os.POSIX_SPAWN_DUP2, source, 0),
                     (os.POSIX_SPAWN_DUP2, theirs, 1),
                     (os.POSIX_SPAWN_DUP2, theirs, 2),
                 ],
@@ -74,10 +82,29 @@ class Child:
             pidfd = _pidfd(pid)
         except BaseException:
             os.close(ours)
+            if orders >= 0:
+                os.close(orders)
             raise
         finally:
             os.close(theirs)
-        return cls(pid, pidfd, ours)
+            os.close(source)
+        return cls(pid, pidfd, ours, orders)
+
+    def tell(self, arguments: Sequence[str]) -> bool:
+        """Say once to a child that waits what it is to do; whether it can have heard it."""
+        told = False
+        if not self.gone.done():
+            with contextlib.suppress(BrokenPipeError, BlockingIOError):
+                os.write(self._orders, b"\0".join(map(os.fsencode, arguments)))
+                told = True
+        self.dismiss()
+        return told
+
+    def dismiss(self) -> None:
+        """Let a child that waits end, if it was told nothing."""
+        if self._orders >= 0:
+            os.close(self._orders)
+            self._orders = -1
 
     async def ends_within(self, seconds: float | None) -> bool:
         """Wait for its end, not longer than that (None: as long as it takes)."""
@@ -127,6 +154,7 @@ class Child:
         os.close(self._pidfd)
         os.close(self._pipe)
         self._pipe = -1
+        self.dismiss()
 
 
 class Children:
@@ -139,13 +167,13 @@ class Children:
         """How many there are."""
         return len(self._alive)
 
-    def start(self, argv: Sequence[str]) -> Child:
-        """Start one more.
+    def start(self, argv: Sequence[str], *, waits: bool = False) -> Child:
+        """Start one more, as `Child.start` does.
 
         Raises:
             OSError: It cannot be started.
         """
-        child = Child.start(argv)
+        child = Child.start(argv, waits=waits)
         self._alive.add(child)
         child.gone.add_done_callback(lambda _: self._alive.discard(child))
         return child
@@ -157,13 +185,16 @@ class Children:
 
 
 def program(module: ModuleType) -> tuple[str, ...]:
-    """The command that runs the ``main`` of a module that needs the standard library alone.
+    """The command that runs the ``main`` of a module here that needs the standard library alone.
 
     The module is imported, not run by its path, so that its compiled form is used.
     """
     folder, file = os.path.split(module.__file__ or "")
     name = file.removesuffix(".py")
-    script = f"import sys; sys.path.append({folder!r}); import {name}; {name}.main(sys.argv[1:])"
+    script = (
+        f"import sys; sys.path.append({folder!r}); import arguments, {name}; "
+        f"{name}.main(arguments.given(sys.argv[1:]))"
+    )
     return (*PYTHON, "-c", script)
 
 

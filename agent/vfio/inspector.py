@@ -19,6 +19,7 @@ from agent.vfio.children import Child, Children, program
 from agent.vfio.managed import managers
 from agent.vfio.model import Holder, Inspect, Inspection
 from agent.vfio.roots import Roots, Timeouts
+from agent.vfio.spares import Spares
 from agent.vfio.writer import parse
 
 _log = structlog.get_logger()
@@ -40,7 +41,7 @@ class Inspector:
         children: Starts children.
         roots: Where the parts of the host are.
         timeouts: How long each question may take.
-        reader: The program that reads an attribute, as ``agent/vfio/writer.py``.
+        readers: Start the program that reads an attribute, as ``agent/vfio/writer.py``.
         load: Makes the command that loads a driver's module.
     """
 
@@ -50,13 +51,14 @@ class Inspector:
         *,
         roots: Roots,
         timeouts: Timeouts,
-        reader: Sequence[str],
+        readers: Spares,
         load: Callable[[str], Sequence[str]],
     ) -> None:
         self._children = children
         self._roots = roots
         self._timeouts = timeouts
-        self._reader = tuple(reader)
+        self._readers = readers
+        self._searchers = Spares(children, HOLDERS, most=min(1, readers.most))
         self._load = load
         self._stuck: dict[str, Child] = {}
         self._said: dict[tuple[str, Address], str] = {}
@@ -92,7 +94,7 @@ class Inspector:
         path = f"{self._roots.sys}/bus/pci/devices/{address}/driver_override"
         async with self._reading:
             try:
-                child = await self._ask((*self._reader, "read", path), self._timeouts.read)
+                child = await self._ask(self._readers, ("read", path), self._timeouts.read)
                 override = _override_in(child.output())
             except _UnknownError as error:
                 self._say_once("override-unknown", address, str(error))
@@ -105,9 +107,9 @@ class Inspector:
         if not effect.node_paths:
             return (), ()
         roots = self._roots
-        argv = (*HOLDERS, roots.proc, roots.dev, ",".join(effect.addresses), *effect.node_paths)
+        argv = (roots.proc, roots.dev, ",".join(effect.addresses), *effect.node_paths)
         try:
-            child = await self._ask(argv, self._timeouts.holders)
+            child = await self._ask(self._searchers, argv, self._timeouts.holders)
             found, blind = _holders_in(child.output())
         except _UnknownError as error:
             found, blind = (), (str(error),)
@@ -127,7 +129,8 @@ class Inspector:
             if await asyncio.to_thread(modules.registered, sys, driver) is not None:
                 return ()
             try:
-                child = await self._ask(self._load(driver), self._timeouts.load)
+                loader = Spares(self._children, self._load(driver), most=0)
+                child = await self._ask(loader, (), self._timeouts.load)
             except _UnknownError as error:
                 return ((driver, f"its module could not be loaded: {error}"),)
             if await asyncio.to_thread(modules.registered, sys, driver) is not None:
@@ -150,19 +153,19 @@ class Inspector:
             self._said[event, address] = problem
             _log.warning(event, function=address, problem=problem)
 
-    async def _ask(self, argv: Sequence[str], seconds: float) -> Child:
+    async def _ask(self, program: Spares, arguments: Sequence[str], seconds: float) -> Child:
         """Let a child find something out.
 
         Raises:
             _UnknownError: It did not end in time.
         """
-        question = " ".join(argv)
+        question = " ".join((*program.program, *arguments))
         if question in self._stuck:
             raise _UnknownError(f"process {self._stuck[question].pid} is still stuck in it")
         try:
-            child = self._children.start(argv)
+            child = program.start(*arguments)
         except OSError as error:
-            raise _UnknownError(f"{argv[0]}: {error.strerror}") from error
+            raise _UnknownError(f"{program.program[0]}: {error.strerror}") from error
         if not await child.ends_within(seconds):
             self._stuck[question] = child
             child.gone.add_done_callback(lambda _: self._stuck.pop(question, None))

@@ -29,6 +29,7 @@ from agent.vfio.children import Child, Children, program, started_at
 from agent.vfio.inspector import Inspector
 from agent.vfio.model import Effect, Inspect, Result, Step, Watch, Write, Written
 from agent.vfio.roots import Roots, Timeouts
+from agent.vfio.spares import MOST, Spares
 
 _log = structlog.get_logger()
 
@@ -49,6 +50,7 @@ class Worker:
         writer: The program that reads and writes attributes, as ``agent/vfio/writer.py``.
         load: Makes the command that loads a driver's module; None leaves it to systemd, or to
             modprobe where there is no systemd.
+        spares: How many children may wait for what they are to do; 0 if ``writer`` cannot wait.
     """
 
     def __init__(
@@ -60,19 +62,20 @@ class Worker:
         timeouts: Timeouts = Timeouts(),  # noqa: B008 - immutable
         writer: Sequence[str] = WRITER,
         load: Callable[[str], Sequence[str]] | None = None,
+        spares: int = MOST,
     ) -> None:
         self._on_result = on_result
         self._busy = f"{state_directory}/busy"
         self._roots = roots
         self._timeouts = timeouts
-        self._writer = tuple(writer)
         self._effects: asyncio.Queue[Effect] = asyncio.Queue()
         self._children = Children()
+        self._writers = Spares(self._children, writer, most=spares)
         self._inspector = Inspector(
             self._children,
             roots=roots,
             timeouts=timeouts,
-            reader=writer,
+            readers=self._writers,
             load=load or (lambda driver: modules.load_command(driver, run=roots.run)),
         )
         self._hung: dict[Address, asyncio.Event] = {}
@@ -206,7 +209,7 @@ class Worker:
         return modules.registered(self._roots.sys, driver) or driver
 
     def _start(self, verb: str, address: Address, *rest: str) -> Child:
-        return self._children.start((*self._writer, verb, f"{self._busy}/{address}", *rest))
+        return self._writers.start(verb, f"{self._busy}/{address}", *rest)
 
     @contextlib.contextmanager
     def _under_way(self) -> Iterator[None]:

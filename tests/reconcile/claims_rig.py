@@ -90,6 +90,7 @@ class ClaimsRig:
             ),
             timeouts=self.timeouts,
             writer=(sys.executable, "-I", "-S", WRITER, str(self.server.path)),
+            spares=0,  # they would be left behind: this process lives on
         )
         self.desk = Desk(
             journal=self.journal,
