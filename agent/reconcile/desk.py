@@ -11,6 +11,7 @@ no claim go on that needs it.
 """
 
 import asyncio
+import dataclasses
 import itertools
 import math
 import time
@@ -157,14 +158,21 @@ class Desk:
             withheld=withheld,
             owners_gone=await self._gone(before),
         )
-        self._decided = advance(
-            before, seen, now=self._clock(), rules=self.rules, orders=orders, results=results
-        )
-        self.claims = self._decided.claims
-        if self._decided.wake_at is not None:
-            self.wake_at = min(self.wake_at, self._decided.wake_at)
-        await self._save()
-        self._tell(before, self._decided)
+        now = self._clock()
+        decided = advance(before, seen, now=now, rules=self.rules, orders=orders, results=results)
+        self.claims = decided.claims
+        if await self._save():
+            # Whoever waited for the journal need not wait for another pass.
+            seen = dataclasses.replace(seen, saved=self.claims.durable, journal_problem="")
+            more = advance(self.claims, seen, now=self._clock(), rules=self.rules)
+            decided = _together(decided, more)
+            self.claims = decided.claims
+            if await self._save():
+                self.look_again()
+        if decided.wake_at is not None:
+            self.wake_at = min(self.wake_at, decided.wake_at)
+        self._decided = decided
+        self._tell(before, decided)
 
     def begin(self) -> None:
         """Start what was decided, and answer; the specs are as the holds say, or could not be."""
@@ -199,11 +207,12 @@ class Desk:
         self._decided = Advance(self.claims)
         self.look_again()
 
-    async def _save(self) -> None:
+    async def _save(self) -> bool:
+        """Have the journal say how claims are now; whether it says something new."""
         durable = self.claims.durable
         if durable == self._journal.saved:
             self._journal_problem = ""
-            return
+            return False
         try:
             await self._journal.save(durable)
         except AgentError as error:
@@ -211,9 +220,9 @@ class Desk:
                 _log.error("journal-failed", problem=error.sentence, hint=error.hint)
             self._journal_problem = error.sentence
             self.wake_at = min(self.wake_at, self._clock() + self.rules.deadlines.poll)
-        else:
-            self._journal_problem = ""
-            self.look_again()
+            return False
+        self._journal_problem = ""
+        return True
 
     async def _gone(self, claims: Claims) -> frozenset[str]:
         """Ask after owners, if there are any; no event tells of their end."""
@@ -270,6 +279,19 @@ class Desk:
             client=request.client,
             problems=[each.sentence for each in ended.problems],
         )
+
+
+def _together(first: Advance, then: Advance) -> Advance:
+    """What two calls decided, one after the other."""
+    wakes = [each.wake_at for each in (first, then) if each.wake_at is not None]
+    return Advance(
+        claims=then.claims,
+        effects=first.effects + then.effects,
+        answers=first.answers + then.answers,
+        passed=first.passed + then.passed,
+        ended=first.ended + then.ended,
+        wake_at=min(wakes, default=None),
+    )
 
 
 def names_on_disk(
