@@ -43,17 +43,22 @@ Gate = Callable[[str, str], int | None]
 
 
 class WatchedKernel(Kernel):
-    """The simulated kernel, with a gate before each write."""
+    """The simulated kernel, with a gate before each write, and a clock at it."""
 
     def __init__(self, root: Path, emit: Callable[[Uevent], None], features: Features) -> None:
         self.gate: Gate | None = None
+        self.busy: list[tuple[float, float]] = []
+        """When each write began and ended; monotonic seconds."""
         super().__init__(root, emit, features=features)
 
     def write(self, path: str, text: str) -> int:
         """Do it, unless the gate refuses."""
         gate = self.gate
+        began = time.monotonic()
         error = None if gate is None else gate(path, text)
-        return super().write(path, text) if error is None else error
+        answer = super().write(path, text) if error is None else error
+        self.busy.append((began, time.monotonic()))
+        return answer
 
     def override_of(self, address: str) -> str | None:
         """The ``driver_override`` of a function."""

@@ -485,7 +485,7 @@ def test_a_journal_that_was_torn(make_host: MakeHost, content: bytes) -> None:
         assert (move["before"], move["after"]) == ("vfio-pci", "")
         for _ in range(2):
             assert host.recover(B50)["ok"]
-        assert host.world() == free
+        host.until(lambda: host.world() == free)
 
 
 # --- recover --------------------------------------------------------------------------------------
