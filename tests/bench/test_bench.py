@@ -15,13 +15,14 @@ ROOT = Path(__file__).parents[2]
 
 def rows(result: dict[str, Any]) -> list[tuple[str, str, str]]:
     """What, target, measured."""
+    one, many = result["one_of_1"], result["one_of_512"]
+    cpu = f"{many['cpu_ms'] / one['cpu_ms']:.1f} x ({many['cpu_ms']:.1f} ms)"
 
-    def both(key: str) -> str:
-        return f"p50 {result[key]['p50']:.1f} ms, p99 {result[key]['p99']:.1f} ms"
+    def both(spread: dict[str, float]) -> str:
+        return f"p50 {spread['p50']:.1f} ms, p99 {spread['p99']:.1f} ms"
 
     def ratio(key: str) -> str:
-        times = result[f"{key}_512"]["p50"] / result[key]["p50"]
-        return f"{times:.1f} x ({both(f'{key}_512')})"
+        return f"{many[key]['p50'] / one[key]['p50']:.1f} x ({both(many[key])})"
 
     burst = result["burst"]
     survived = (
@@ -30,10 +31,19 @@ def rows(result: dict[str, Any]) -> list[tuple[str, str, str]]:
         f"{burst['grown_mib']:.1f} MiB more"
     )
     return [
-        ("message of a removal to entry off the disk, 1 GPU", "p50 3, p99 10 ms", both("removal")),
-        ("last message of an arrival to entry, beyond settle", "p50 5, p99 15 ms", both("arrival")),
+        (
+            "message of a removal to entry off the disk, 1 GPU",
+            "p50 3, p99 10 ms",
+            both(one["removal"]),
+        ),
+        (
+            "last message of an arrival to entry, beyond settle",
+            "p50 5, p99 15 ms",
+            both(one["arrival"]),
+        ),
         ("removal of one device of 512, against one of 1", "3 x", ratio("removal")),
         ("arrival of one device of 512, against one of 1", "3 x", ratio("arrival")),
+        ("CPU of both for one of 512, against one of 1", "3 x", cpu),
         ("burst of 100,000 messages", "final state right", survived),
         ("start to READY, 8 GPUs", "0.4 s CPU", f"{result['ready_cpu_seconds']:.2f} s CPU"),
         ("idle after the first scrape", "RSS 45 MiB", f"{result['rss_mib']:.1f} MiB"),
