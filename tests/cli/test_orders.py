@@ -42,6 +42,7 @@ def agent(tmp_path: Path) -> Iterator[FakeAgent]:
     thread.join()
     loop.run_until_complete(loop.shutdown_default_executor())
     loop.close()
+    listener.close()  # a server that was cancelled before it began has not closed it
     structlog.reset_defaults()
 
 

@@ -43,6 +43,7 @@ async def control(tmp_path: Path) -> AsyncIterator[Socket]:
     yield Socket(agent, path)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+    listener.close()  # a server that was cancelled before it began has not closed it
 
 
 class TestQuestions:
