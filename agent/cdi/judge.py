@@ -198,6 +198,8 @@ def _held(function: Function, hold: Hold | None) -> Refusal | None:
     """What a claim has against it: done, it is published again in the claim's mode."""
     if hold is None:
         return None
+    if hold.dead:
+        return Refusal(Reason.DEAD, "it does not answer any more since it came back from a claim")
     if not hold.settled:
         return Refusal(Reason.HELD, f"claim {hold.claim} is moving it")
     if (hold.mode is HoldMode.VFIO) is not function.on_vfio:

@@ -485,3 +485,5 @@ class Hold:
     mode: HoldMode
     settled: bool
     """The claim is done: the device is published in its mode again."""
+    dead: bool = False
+    """It came back from its claim and does not answer any more."""

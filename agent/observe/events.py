@@ -121,6 +121,11 @@ EVENTS: Final[Mapping[str, Event]] = {
         "warning",
         "A device's `driver_override` could not be read in time, so the device is not moved.",
     ),
+    "config-unknown": Event(
+        "warning",
+        "A device's configuration space could not be read in time, so it is not known whether the "
+        "device still answers.",
+    ),
     "holders-unknown": Event(
         "warning",
         "Not every process could be asked whether it holds a node open; `problem` says why.",

@@ -9,7 +9,7 @@ goes on by itself when it has gone.
 import dataclasses
 from collections.abc import Sequence
 
-from agent.host.model import Function
+from agent.host.model import Address, Function
 from agent.vfio.checks import find_holders
 from agent.vfio.drive import drive, hung, is_busy, rests
 from agent.vfio.model import Code, Inspection, Move, Problem
@@ -82,10 +82,14 @@ def returning(turn: Turn, claim: Claim) -> Claim | None:
 
 
 def verifying(turn: Turn, claim: Claim) -> Claim | None:
-    """Has the override really gone? With it left, a device cannot go where it belongs."""
+    """Has the override really gone, and does the device still answer?
+
+    With the override left, a device cannot go where it belongs; and some do not survive what a
+    virtual machine did to them.
+    """
     if claim.inspection is None:
-        return _ask(turn, claim, _written(claim))
-    claim = _with_overrides(claim, claim.inspection)
+        return _ask(turn, claim, _written(claim), alive=True)
+    claim = _without_dead(_with_overrides(claim, claim.inspection), claim.inspection)
     if all(rests(turn, each, goal_back(each.origin)) for each in claim.functions):
         return _leave(turn, claim)
     unread = [each for each in _written(claim) if each.override is None]
@@ -144,9 +148,10 @@ def checking_recovery(turn: Turn, claim: Claim) -> Claim | None:
     if obstacle is not None and not claim.dry_run:
         return _hinder(turn, claim, obstacle)
     if claim.inspection is None:
-        return _ask(turn, claim, claim.functions, _to_unbind(turn, claim))
+        return _ask(turn, claim, claim.functions, _to_unbind(turn, claim), alive=True)
     if not claim.force:
         obstacle = obstacle or _in_the_way(turn, claim, claim.inspection)
+        obstacle = obstacle or _dead_as_it_is(turn, claim, claim.inspection)
     if claim.dry_run:
         problems = () if obstacle is None else (obstacle,)
         for waiter in claim.waiters:
@@ -190,6 +195,8 @@ def _ask(
     claim: Claim,
     states: Sequence[FunctionState],
     used: Sequence[FunctionState] = (),
+    *,
+    alive: bool = False,
 ) -> Claim:
     """Have found out what is left on these functions, and who uses some of them."""
     if claim.inspecting is not None:
@@ -202,6 +209,7 @@ def _ask(
         (state.address for state in states),
         used=(state.address for state in used),
         drivers=(s.origin.driver for s in used if s.origin.driver and s.origin.known),
+        alive=alive,
     )
     return dataclasses.replace(claim, looks=claim.looks + 1)
 
@@ -263,6 +271,31 @@ def _hinder(turn: Turn, claim: Claim, obstacle: Problem) -> Claim:
     if claim.obstacle == obstacle and not claim.waiters:
         return claim
     return turn.hinder(claim, obstacle)
+
+
+def _without_dead(claim: Claim, inspection: Inspection) -> Claim:
+    """Take functions for stranded that do not answer any more."""
+    functions = tuple(
+        dataclasses.replace(state, problem=state.problem or _dead(state.address))
+        if state.address in inspection.dead
+        else state
+        for state in claim.functions
+    )
+    return dataclasses.replace(claim, functions=functions)
+
+
+def _dead_as_it_is(turn: Turn, claim: Claim, inspection: Inspection) -> Problem | None:
+    """Why a function stays stranded that is where it belongs."""
+    for state in claim.functions:
+        function = turn.find(state.origin)
+        if state.address in inspection.dead and isinstance(function, Function):
+            return _dead(state.address) if is_back(function, state.origin) else None
+    return None
+
+
+def _dead(address: Address) -> Problem:
+    what = f"{address} does not answer any more: its configuration space reads ones"
+    return problem(Code.DEAD, what, address=address)
 
 
 # --- ending ---------------------------------------------------------------------------------------

@@ -72,6 +72,8 @@ class Inspector:
         roots = self._roots
         async with asyncio.TaskGroup() as group:
             overrides = [group.create_task(self._override(each)) for each in effect.addresses]
+            asked = effect.addresses if effect.alive else ()
+            dead = [group.create_task(self._dead(each)) for each in asked]
             drivers = [group.create_task(self._unavailable(each)) for each in effect.drivers]
             held = group.create_task(self._holders(effect))
             managed = group.create_task(
@@ -86,6 +88,7 @@ class Inspector:
             blind=blind,
             managed=managed.result(),
             unavailable=tuple(each for task in drivers for each in task.result()),
+            dead=tuple(each for task in dead for each in task.result()),
             noiommu=await asyncio.to_thread(self._noiommu),  # once its module is there
         )
 
@@ -101,6 +104,20 @@ class Inspector:
                 return ()
         self._said.pop(("override-unknown", address), None)
         return ((address, override),)
+
+    async def _dead(self, address: Address) -> tuple[Address, ...]:
+        """The function itself if it does not answer, which the bus reports as ones."""
+        path = f"{self._roots.sys}/bus/pci/devices/{address}/config"
+        async with self._reading:
+            try:
+                child = await self._ask(self._readers, ("head", path), self._timeouts.read)
+            except _UnknownError as error:
+                self._say_once("config-unknown", address, str(error))
+                return ()
+        self._said.pop(("config-unknown", address), None)
+        code, head = parse(child.output()) or (1, b"")
+        # No vendor has the id ffff (PCI Local Bus Specification, 6.2.1).
+        return (address,) if not code and head[:2] == b"\xff\xff" else ()
 
     async def _holders(self, effect: Inspect) -> tuple[tuple[Holder, ...], tuple[str, ...]]:
         """Who holds the nodes, and why there may be others."""

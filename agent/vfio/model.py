@@ -166,6 +166,8 @@ class Code(enum.StrEnum):
     """Somebody else changed it while it was being moved."""
     MOVE_FAILED = "move-failed"
     """The kernel refused a write, or the write had no effect."""
+    DEAD = "dead"
+    """It does not answer any more: its configuration space reads ones."""
     NOT_PUBLISHED = "not-published"
     """It is on its driver, but its entry did not come."""
     LOST = "lost"
@@ -313,6 +315,8 @@ class Inspect:
     """Every node of these functions, the VFIO ones too. If there is none, no process is asked."""
     drivers: tuple[str, ...] = ()
     """Drivers that must be available; their modules are loaded."""
+    alive: bool = False
+    """Whether the functions still answer, too. To ask wakes one that sleeps."""
     serial: int = 0
     """Tells two that are otherwise the same apart."""
 
@@ -386,6 +390,8 @@ class Inspection:
     """Functions that driverctl or libvirt manages, and which of them."""
     unavailable: tuple[tuple[str, str], ...] = ()
     """Drivers that are not to be had, and why."""
+    dead: tuple[Address, ...] = ()
+    """Functions that do not answer any more, if that was asked."""
     noiommu: bool = False
     """VFIO's ``enable_unsafe_noiommu_mode`` is on."""
 

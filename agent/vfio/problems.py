@@ -35,6 +35,7 @@ HINTS: Final[Mapping[Code, str]] = {
     Code.WITHDRAW_FAILED: "see to the space and the permissions of the spec directory",
     Code.CHANGED: "let one program move it",
     Code.MOVE_FAILED: "the kernel's log may say why",
+    Code.DEAD: "reset it or power-cycle the host, then `cdi-agent recover ADDRESS`",
     Code.NOT_PUBLISHED: "`cdi-agent explain ADDRESS` says what it waits for",
     Code.LOST: "release the claim; `cdi-agent recover ADDRESS` brings back what is left of it",
     Code.ENDING: "ask again when it has gone",

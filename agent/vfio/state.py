@@ -15,6 +15,7 @@ from agent.host.model import Address, Function, Hold, HoldMode, Inventory
 from agent.vfio.model import (
     Answer,
     Child,
+    Code,
     Durable,
     Effect,
     Inspect,
@@ -331,7 +332,12 @@ def holds(claims: Claims) -> tuple[Hold, ...]:
     A function that is not moved stays published, in the mode in which it was found. Of a claim
     that is nearly at its end the devices are free, so that they are published as they were.
     """
-    return tuple(
+    dead = tuple(
+        Hold(address, "", HoldMode.DRM, settled=False, dead=True)
+        for address, stray in claims.strays.items()
+        if stray.problem.code is Code.DEAD
+    )
+    return dead + tuple(
         Hold(
             address=state.address,
             claim=claim.id,

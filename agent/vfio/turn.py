@@ -153,6 +153,7 @@ class Turn:
         *,
         used: Iterable[Address],
         drivers: Iterable[str],
+        alive: bool = False,
     ) -> Claim:
         """Have something found out; whatever an earlier question brings is not listened to.
 
@@ -161,6 +162,7 @@ class Turn:
             addresses: Functions whose override and manager are asked for.
             used: Functions of which is asked who uses them.
             drivers: Drivers that are needed.
+            alive: Whether the functions still answer is asked too.
         """
         self._serial += 1
         inspect = Inspect(
@@ -169,6 +171,7 @@ class Turn:
             addresses=tuple(each for each in addresses if each not in self.children),
             node_paths=self.node_paths(used),
             drivers=tuple(dict.fromkeys(drivers)),
+            alive=alive,
             serial=self._serial,
         )
         self.do(inspect)
@@ -223,7 +226,8 @@ class Turn:
         """Remember that a function could not be brought back; the hint is what frees it."""
         found = self.find(state.origin)
         driver = found.driver if isinstance(found, Function) else None
-        hint = hint_for(Code.STRANDED, state.address)
+        code = Code.DEAD if problem.code is Code.DEAD else Code.STRANDED
+        hint = hint_for(code, state.address)
         problem = dataclasses.replace(problem, hint=hint)
         self.strays[state.address] = Stray(state.origin, problem, driver)
 

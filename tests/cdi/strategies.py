@@ -161,6 +161,12 @@ def histories(draw: st.DrawFn) -> list[Inventory]:
 def holds(draw: st.DrawFn) -> tuple[Hold, ...]:
     """What claims hold."""
     return tuple(
-        Hold(address, "claim", draw(st.sampled_from(HoldMode)), draw(st.booleans()))
+        Hold(
+            address,
+            "claim",
+            draw(st.sampled_from(HoldMode)),
+            settled=draw(st.booleans()),
+            dead=draw(st.booleans()),
+        )
         for address in draw(st.sets(st.sampled_from(ADDRESSES), max_size=2))
     )

@@ -489,6 +489,12 @@ def test_what_a_claim_holds_is_published_in_its_mode_once_done(
         assert "vm1" in withheld.detail
 
 
+@pytest.mark.parametrize("each", [function(), vfio()], ids=["on its driver", "on VFIO"])
+def test_what_came_back_dead_from_a_claim_is_withheld(each: Function) -> None:
+    dead = Hold(B50, "", HoldMode.DRM, settled=False, dead=True)
+    assert reasons(decide(each, holds=[dead])) == {B50: Reason.DEAD}
+
+
 # --- what no profile recognises -------------------------------------------------------------------
 
 

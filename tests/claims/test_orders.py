@@ -519,3 +519,38 @@ def test_what_this_agent_did_not_move_is_recovered_only_by_force(make_host: Make
         for _ in range(2):
             assert host.recover(B50, "?force=true")["ok"]
         assert host.kernel.driver_of(B50) == "xe"
+
+
+# --- a device that does not survive its virtual machine -------------------------------------------
+
+
+def test_a_device_that_came_back_dead_is_not_published(make_host: MakeHost) -> None:
+    """Its driver has it, and it answers nothing: stranded, until somebody has reset it."""
+    with make_host(*arc_b50(), *arc_b60()) as host:
+        tree = host.kernel.tree
+        config = tree.resolve(f"/sys/bus/pci/devices/{B50}/config")
+        alive = bytes.fromhex("868012e2") + bytes(60)
+        tree.file(config, alive)
+        host.start()
+        free = host.world()
+        host.prepare("vm", B50)
+        tree.file(config, b"\xff" * 64)
+        (problem,) = host.release("vm")["problems"]
+        assert problem["code"] == "stranded"
+        assert "does not answer" in problem["sentence"]
+        for _ in range(2):
+            (stray,) = host.quiet()["stranded"]
+            assert (stray["address"], stray["code"]) == (B50, "dead")
+            assert f"cdi-agent recover {B50}" in stray["hint"]
+            assert host.world()["functions"] == free["functions"]
+            assert host.published()["intel.com/gpu"] == {"0000-07-00-0-0xe211"}
+            devices = host.ask("GET", f"/v1/explain/{B50}")["devices"]
+            assert {device["reason"] for device in devices} == {"dead"}
+            assert codes(host.prepare("vm", B50))[0] == "stranded"
+            assert codes(host.recover(B50)) == ["dead"]
+            host.stop()
+            host.start()
+        tree.file(config, alive)
+        for _ in range(2):
+            assert host.recover(B50)["ok"]
+        host.until(lambda: host.world() == free)

@@ -1,6 +1,7 @@
 """Inspections: everything at once, and unknown where there is no answer in time."""
 
 import asyncio
+import dataclasses
 import os
 import sys
 from pathlib import Path
@@ -110,6 +111,39 @@ async def test_a_question_is_asked_again_once_its_child_is_gone(host: Host) -> N
         while not (inspection := await at.inspected(inspect(GPU))).overrides:
             pass  # a slow machine takes longer than that to start a process
         assert inspection.overrides == ((GPU, "xe"),)
+
+
+# --- dead or alive --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("config", "dead"),
+    [
+        pytest.param(b"\x86\x80\x12\xe2" + bytes(60), (), id="answers"),
+        pytest.param(b"\xff" * 4096, (GPU,), id="answers nothing"),
+        pytest.param(b"\x86\x80" + b"\xff" * 62, (), id="has a vendor"),
+        pytest.param(b"", (), id="says nothing"),
+        pytest.param(None, (), id="cannot be asked"),
+    ],
+)
+async def test_a_function_that_reads_ones_is_dead(
+    host: Host, config: bytes | None, dead: tuple[str, ...]
+) -> None:
+    if config is not None:
+        (host.function(GPU) / "config").write_bytes(config)
+    async with rig(host) as at:
+        assert (await at.inspected(inspect(GPU))).dead == (), "it was not asked"
+        effect = dataclasses.replace(inspect(GPU), alive=True)
+        assert (await at.inspected(effect)).dead == dead
+
+
+async def test_a_configuration_space_that_hangs_says_nothing(host: Host) -> None:
+    os.mkfifo(host.function(GPU) / "config")
+    async with rig(host, IMPATIENT_READ) as at:
+        with capture_logs() as logs:
+            inspection = await at.inspected(dataclasses.replace(inspect(GPU), alive=True))
+    assert inspection.dead == ()
+    assert "config-unknown" in [entry["event"] for entry in logs]
 
 
 # --- holders --------------------------------------------------------------------------------------

@@ -111,6 +111,11 @@ def test_a_page_is_read_at_most(attribute: Path) -> None:
     assert answer("read", attribute) == (0, bytes(writer.PAGE))
 
 
+def test_of_a_configuration_space_only_the_part_that_all_have_is_read(attribute: Path) -> None:
+    attribute.write_bytes(bytes(range(256)))
+    assert answer("head", attribute) == (0, bytes(range(64)))
+
+
 def test_what_cannot_be_read_is_an_errno(tmp_path: Path) -> None:
     assert answer("read", tmp_path / "missing") == (errno.ENOENT, b"")
 
