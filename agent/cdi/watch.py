@@ -44,6 +44,8 @@ _CHANGED: Final = int(
 _MASK: Final = (_CHANGED | _MADE | _LOST | int(_FLAGS.ONLYDIR)) & ~int(
     _FLAGS.UNMOUNT | _FLAGS.IGNORED  # which come unasked
 )
+_OVERFLOWN: Final = -1
+"""The watch of the event that tells that others were dropped."""
 _NOT_THERE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 _HINTS: Final = {
     errno.EMFILE: "raise fs.inotify.max_user_instances, or end what has so many",
@@ -202,6 +204,9 @@ class SpecWatch:
         """Take what there is; the loop calls again when there is more."""
         now = time.monotonic()
         for event in inotify.read(timeout=0):
+            if event.wd not in self._watches and event.wd != _OVERFLOWN:
+                # Of one that was given up; or of one so new that it will be told as watched anew.
+                continue
             if event.mask & _LOST:
                 self._watches.pop(event.wd, None)
                 if not event.mask & int(_FLAGS.IGNORED):

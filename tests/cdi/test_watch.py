@@ -158,8 +158,9 @@ async def test_a_directory_that_is_made_later_is_watched_from_then_on(watched: W
 async def test_other_directories_can_be_followed(watched: Watched) -> None:
     await asyncio.to_thread(os.mkdir, watched.other)
     watched.watch.follow([str(watched.other)])
-    await watched.tells()
+    await watched.told.get()
     assert watched.watch.watched == {str(watched.other)}
+    assert await watched.count() == 0, "that the first is given up was told as a change of it"
     assert await watched.count(replace(watched.file)) == 0
     assert await watched.count(replace(watched.other / "a.yaml")) == 1
 

@@ -127,7 +127,8 @@ def test_killed_at_every_moment(make_host: MakeHost) -> None:
     with ONE.make(make_host) as host:
         killing = Killing(host, ONE)
         killing.everywhere(lambda number: at_moment(host, number))
-        assert killing.kills > 40, "the trap was not set"
+        # How many there are, depends on how many children were started before they were wanted.
+        assert killing.kills > 30, "the trap was not set"
 
 
 @pytest.mark.timeout(300)
