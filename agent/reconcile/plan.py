@@ -10,8 +10,8 @@ The rules, in the order in which they matter:
    ``settle_max``). An entry that an earlier run left on disk, and that is still true, stays.
 3. **All withdrawals come before all publications**, across files. A file that loses and gains is
    therefore written twice; between the two it holds what it had and keeps.
-4. **A failed withdrawal blocks** every publication that would use the same path, and what failed
-   is tried again with growing delay, unless the content that is wanted changes.
+4. **A failed withdrawal blocks** every publication that would use the same path. What failed is
+   tried again with growing delay, unless the content that is wanted changes.
 
 What an offer has to do with these rules is ``reconcile.verdict``'s; what follows for the files is
 here. Time is an argument. What has to be remembered is ``Memory``; when to look again, ``wake_at``.
@@ -56,7 +56,7 @@ class Plan:
         return self.withdrawals + self.publications
 
 
-def plan(  # noqa: PLR0913 - the inputs of the one decision; grouping them would hide what decides
+def plan(
     desired: Desired,
     disk: Disk,
     memory: Memory,
@@ -66,7 +66,6 @@ def plan(  # noqa: PLR0913 - the inputs of the one decision; grouping them would
     now: float,
     heard: float | None = None,
     udevd: bool = True,
-    stuck: frozenset[str] = frozenset(),
 ) -> Plan:
     """Decide what to write and delete.
 
@@ -79,7 +78,6 @@ def plan(  # noqa: PLR0913 - the inputs of the one decision; grouping them would
         now: Monotonic seconds.
         heard: When the message arrived that led to this look; ``now`` if none did.
         udevd: Whether a udevd will deal with new nodes.
-        stuck: Node paths of entries whose withdrawal just failed.
     """
     situation = situation_of(
         desired,
@@ -91,12 +89,10 @@ def plan(  # noqa: PLR0913 - the inputs of the one decision; grouping them would
         heard=now if heard is None else heard,
         udevd=udevd,
     )
-    verdicts = judge(situation, stuck)
+    verdicts = judge(situation)
     files = _files(situation, verdicts)
-    waiting = frozenset().union(*(file.lost for file in files if file.withdrawal_waits)) - stuck
-    if waiting:
-        # A withdrawal that waits for its next try blocks its paths as one that failed just now.
-        verdicts = judge(situation, stuck | waiting)
+    if stuck := frozenset().union(*(file.lost for file in files if file.withdrawal_waits)):
+        verdicts = judge(situation, stuck)
         files = _files(situation, verdicts)
     return _result(situation, verdicts, files)
 
@@ -114,11 +110,6 @@ def succeeded(memory: Memory, action: Action) -> Memory:
     """Forget the failures of a file that could be written or deleted."""
     rest = {path: retry for path, retry in memory.retries.items() if path != action.path}
     return dataclasses.replace(memory, retries=rest)
-
-
-def node_paths(file: SpecFile) -> frozenset[str]:
-    """The node paths that a file gives, whatever device it gives them to."""
-    return frozenset().union(*(device.paths for device in file.devices.values()))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

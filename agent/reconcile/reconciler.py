@@ -46,7 +46,7 @@ from agent.reconcile.messages import (
     Stop,
 )
 from agent.reconcile.news import news
-from agent.reconcile.plan import TRANSIENT, Plan, failed, node_paths, plan, succeeded
+from agent.reconcile.plan import TRANSIENT, Plan, failed, plan, succeeded
 from agent.reconcile.ports import Looker, SpecStore, Watchdog
 from agent.reconcile.rules import Rules
 from agent.reconcile.state import PassReport, State
@@ -220,22 +220,21 @@ class Reconciler:
             wanted,
             layout=self._rules.layout,
             timing=self._rules.timing,
+            now=self._clock(),  # of the whole pass: what fails in it is not due again in it
             heard=min((hint.received for hint in hints), default=started),
             udevd=inventory.environment.udevd,
         )
         memory = dataclasses.replace(
             before.memory, udev_done=before.memory.udev_done | _udev_done(hints)
         )
-        decision = decide(disk, memory, now=self._clock())
+        decision = decide(disk, memory)
 
         # Act.
         acts = Acts(decision.memory)
-        await self._perform(decision.withdrawals, acts)
-        if acts.failures:
-            # What could not be withdrawn keeps its paths: nothing else may be given them.
+        while not await self._perform(decision.withdrawals, acts):
+            # What could not be withdrawn waits, and keeps its paths: nothing else is given them.
             disk = await self._read_again()
-            stuck = _stuck(disk, acts.failures)
-            decision = decide(disk, acts.memory, now=self._clock(), stuck=stuck)
+            decision = decide(disk, acts.memory)
             acts.memory = decision.memory
         acts.withdrawn_at = self._clock()
         await self._perform(decision.publications, acts)
@@ -355,8 +354,13 @@ class Reconciler:
         """Read the host and the spec directories; runs in a thread."""
         return self._scanner.scan(scope, previous), self._store.read()
 
-    async def _perform(self, actions: Iterable[Action], acts: Acts) -> None:
-        """Do these actions in order; a failure is remembered and the rest goes on."""
+    async def _perform(self, actions: Iterable[Action], acts: Acts) -> bool:
+        """Do these actions in order; a failure is remembered and the rest goes on.
+
+        Returns:
+            Whether all of them could be done.
+        """
+        failures = len(acts.failures)
         for action in actions:
             try:
                 await self._store.apply(action)
@@ -383,6 +387,7 @@ class Reconciler:
             else:
                 acts.done.append(action)
                 acts.memory = succeeded(acts.memory, action)
+        return len(acts.failures) == failures
 
     def _next_state(
         self,
@@ -471,14 +476,4 @@ def _udev_done(hints: Iterable[Hint]) -> frozenset[tuple[str, DeviceNumber]]:
         (hint.node_path, hint.node_number)
         for hint in hints
         if hint.udev_done and hint.node_path is not None and hint.node_number is not None
-    )
-
-
-def _stuck(disk: Disk, failures: Iterable[tuple[Action, str]]) -> frozenset[str]:
-    """The node paths that failed withdrawals have left in old entries."""
-    return frozenset(
-        path
-        for action, _ in failures
-        if action.path in disk.ours
-        for path in action.loses & node_paths(disk.ours[action.path])
     )

@@ -151,12 +151,12 @@ def _at_rest(
     return at_rest
 
 
-def judge(situation: Situation, stuck: frozenset[str]) -> Verdicts:
+def judge(situation: Situation, stuck: frozenset[str] = frozenset()) -> Verdicts:
     """Give a verdict on every offer that is not at rest.
 
     Args:
         situation: What is offered, what is on disk, and what is remembered.
-        stuck: Node paths that entries still give whose withdrawal failed.
+        stuck: Node paths that entries still give whose withdrawal waits to be tried again.
     """
     if stuck:
         users = Counter(path for o in situation.desired.offers for path in o.device.paths)

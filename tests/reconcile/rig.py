@@ -1,7 +1,7 @@
 """The real reconciler, scanner, store and profiles on a simulated host, with a clock of ours."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import ParamSpec
 
@@ -29,10 +29,14 @@ class FailingStore(Store):
     """The real store, on a disk that can be made to fail."""
 
     fault: str | None = None
+    fails: Callable[[], Awaitable[None]] | None = None
+    """What happens whenever an action fails."""
 
     async def apply(self, action: Action) -> None:
-        if self.fault is not None:
-            raise StoreError(self.fault)
+        if (fault := self.fault) is not None:
+            if self.fails is not None:
+                await self.fails()
+            raise StoreError(fault)
         await super().apply(action)
 
 

@@ -45,7 +45,6 @@ def decide(
     *,
     now: float = 100.0,
     udevd: bool = True,
-    stuck: Iterable[str] = (),
     layout: Layout = LAYOUT,
 ) -> Plan:
     return plan(
@@ -56,7 +55,6 @@ def decide(
         timing=TIMING,
         now=now,
         udevd=udevd,
-        stuck=frozenset(stuck),
     )
 
 
@@ -309,17 +307,20 @@ class TestFailures:
         (withdrawal,) = result.withdrawals
         memory = failed(result.memory, withdrawal, "read-only", now=101.0, timing=TIMING)
 
-        now = decide(wanted, on_disk, memory, now=101.0, stuck=withdrawal.loses)
-        assert reasons(now) == {"b": Reason.BLOCKED, "c": Reason.STORE}
-        later = decide(wanted, on_disk, memory, now=101.2)
-        assert reasons(later) == {"b": Reason.BLOCKED, "c": Reason.STORE}
+        for now in (101.0, 101.2):
+            result = decide(wanted, on_disk, memory, now=now)
+            assert reasons(result) == {"b": Reason.BLOCKED, "c": Reason.STORE}
         again = decide(wanted, on_disk, memory, now=101.5)
         assert names_on(apply(on_disk, again)) == {GPU: ["b", "c"]}
 
     def test_a_failed_withdrawal_does_not_block_a_shared_node(self) -> None:
         wanted = desired(offer(B, 1, shared=("/dev/kfd",)), offer(C, 2, shared=("/dev/kfd",)))
-        memory = decide(wanted).memory
-        result = decide(wanted, EMPTY, memory, now=101.0, stuck=["/dev/kfd"])
+        on_disk = disk(offer(A, 0, kind=VFIO, shared=("/dev/kfd",)))
+        memory = decide(wanted, on_disk).memory
+        (withdrawal,) = decide(wanted, on_disk, memory, now=100.01).withdrawals
+        memory = failed(memory, withdrawal, "read-only", now=100.01, timing=TIMING)
+        result = decide(wanted, on_disk, memory, now=100.1)
+        assert not result.withdrawals
         assert result.published.keys() == {(GPU, B), (GPU, C)}
 
     @pytest.mark.parametrize(
@@ -400,7 +401,7 @@ class TestRest:
             heard=103.0,
             udevd=True,
         )
-        assert judge(situation, frozenset()) == []
+        assert judge(situation) == []
 
 
 class TestRecheck:

@@ -19,11 +19,12 @@ from agent.host.scan import Scanner
 from agent.reconcile.messages import SPECS, Reconfigure, Stop
 from agent.reconcile.reconciler import Reconciler
 from agent.simulate import UdevMode
-from agent.simulate.host import arc_b50, arc_b60
+from agent.simulate.host import arc_b50, arc_b60, instinct, npu
 from agent.troubles import QUIET
 from tests.reconcile.rig import Rig
 
 B50, B60 = "0000:03:00.0", "0000:07:00.0"
+MI, NPU = "0001:c1:00.0", "0000:00:0b.0"
 NAME_B50, NAME_B60 = "0000-03-00-0-0xe212", "0000-07-00-0-0xe211"
 
 
@@ -238,6 +239,53 @@ class TestFailures:
         one_gpu.store.fault = None
         await one_gpu.step(5.0)
         assert one_gpu.published() == {"intel.com/gpu": [NAME_B60]}
+
+    async def test_a_withdrawal_that_is_due_again_while_others_fail_keeps_its_nodes_too(
+        self, one_gpu: Rig
+    ) -> None:
+        """A pass decides at one moment: what was not tried in it is not taken for done."""
+        await one_gpu.do(one_gpu.kernel.plug, *npu())
+        await one_gpu.quiet()
+        one_gpu.store.fault = "read-only file system"
+        await one_gpu.do(one_gpu.kernel.unplug, B50)
+        await one_gpu.step()
+        await one_gpu.do(one_gpu.kernel.plug, *instinct())
+        await one_gpu.step(0.1)
+        await one_gpu.step(0.1)
+        assert one_gpu.reasons()[MI] == Reason.BLOCKED, "card0 is in the old entry"
+
+        async def fail_once() -> None:
+            one_gpu.now += one_gpu.rules.timing.retry_first
+            one_gpu.store.fault = None
+
+        one_gpu.store.fails = fail_once
+        await one_gpu.do(one_gpu.kernel.unplug, NPU)
+        report = await one_gpu.step()
+        assert [kind for kind, _, _ in report.failed] == ["intel.com/npu"]
+        assert one_gpu.reasons()[MI] == Reason.BLOCKED
+        await one_gpu.step()
+        assert list(one_gpu.published()) == ["amd.com/gpu", "intel.com/npu"]
+
+    async def test_what_is_found_untrue_once_another_withdrawal_failed_goes_in_the_same_pass(
+        self, one_gpu: Rig
+    ) -> None:
+        """Somebody puts an old file back meanwhile; the change that this is was read already."""
+        file = one_gpu.specs / "cdi-agent_intel.com-gpu.yaml"
+        old = await asyncio.to_thread(file.read_bytes)
+        await one_gpu.do(one_gpu.kernel.plug, *npu())
+        await one_gpu.quiet()
+        await one_gpu.do(one_gpu.kernel.unplug, B50)
+        await one_gpu.step()
+        assert not file.exists()
+
+        async def fail_once() -> None:
+            await one_gpu.do(file.write_bytes, old)
+            one_gpu.store.fault = None
+
+        one_gpu.store.fault, one_gpu.store.fails = "read-only file system", fail_once
+        await one_gpu.do(one_gpu.kernel.unplug, NPU)
+        await one_gpu.step()
+        assert one_gpu.published() == {"intel.com/npu": ["0000-00-0b-0-0x7d1d"]}
 
     async def test_something_else_at_our_path_is_not_touched(self, rig: Rig) -> None:
         in_the_way = rig.specs / "cdi-agent_intel.com-gpu.yaml"
