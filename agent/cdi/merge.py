@@ -19,7 +19,7 @@ from agent.cdi import rules
 from agent.cdi.files import file_name
 from agent.cdi.profile import Backend, Naming, Profile, SrIov, ordered
 from agent.cdi.render import natural
-from agent.cdi.spec import ContainerEdits, Device
+from agent.cdi.spec import ContainerEdits, Device, Kind
 from agent.host.model import NodeRole
 
 _NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
@@ -101,10 +101,11 @@ def check_profiles(
         yield from _check_claim(place, two, one)
     for (_, one), (place, two) in _pairs(enabled, _files):
         yield from _check_kinds(place, two, one)
+    below = [other for other in others if other.enabled]
     for place, profile in enabled:
-        for other in others:
-            if other.enabled:
-                yield from _check_kinds(place, profile, other)
+        for other in below:
+            yield from _check_kinds(place, profile, other)
+    yield from _check_unions(enabled, below)
 
 
 # --- reading --------------------------------------------------------------------------------------
@@ -237,3 +238,18 @@ def _check_kinds(place: str, profile: Profile, other: Profile) -> Iterator[Probl
                 f"{place}.kind",
                 f"the files of {kind} and {other_kind} have the same name, {file_name(kind)}",
             )
+
+
+def _check_unions(placed: Iterable[_Placed], others: Iterable[Profile]) -> Iterator[Problem]:
+    """``all`` has the annotations of every profile in its kind: they must fit together."""
+    kinds: dict[Kind, list[_Placed]] = {}
+    for each in (*(("", other) for other in others), *placed):
+        kinds.setdefault(each[1].own_kind, []).append(each)
+    for kind, members in kinds.items():
+        union = dict(pair for _, profile in members for pair in profile.annotations.items())
+        place, last = members[-1]
+        own = set(rules.annotation_problems(last.sorted_annotations))
+        for problem in rules.annotation_problems(tuple(sorted(union.items()))):
+            if place and problem not in own:
+                sentence = f"with those of the other profiles of {kind}, which `all` has too"
+                yield Problem(f"{place}.annotations", f"{sentence}: {problem}")

@@ -13,6 +13,7 @@ from agent.cdi import rules
 from agent.cdi.offers import Offer
 from agent.cdi.render import Entry, Suffix, content_of, entry_of, render, union_of
 from agent.cdi.spec import Device, Kind, Spec
+from agent.cdi.tree import MAX_SIZE
 from agent.errors import SpecError
 from agent.host.model import Address
 
@@ -56,7 +57,8 @@ def sheet_of(
         with_all: Whether there is an entry ``all``, if there is anything that it would give.
 
     Raises:
-        SpecError: A device is itself called ``all``, or a rule of CDI is broken.
+        SpecError: A device is itself called ``all``, a rule of CDI is broken, or it is larger than
+            any file that is read.
     """
     offers = tuple(sorted(offers, key=attrgetter("order")))
     how = (suffix, with_all)
@@ -72,14 +74,17 @@ def sheet_of(
         raise SpecError(f"a device of {kind} is called {rules.ALL}")
     entries = (*own, union_of(rules.ALL, in_all)) if in_all and with_all else own
     spec = Spec(kind, tuple([entry.device for entry in entries]))
+    # JSON has no form of its own for one entry: it is written whole, and few choose it.
+    content = render(spec, suffix=suffix) if suffix == "json" else content_of(kind, entries)
+    if len(content) > MAX_SIZE:
+        raise SpecError(f"the spec of {kind} has more than {MAX_SIZE} bytes")
     return Sheet(
         offers=offers,
         how=how,
         own=own,
         in_all=in_all,
         spec=spec,
-        # JSON has no form of its own for one entry: it is written whole, and few choose it.
-        content=render(spec, suffix=suffix) if suffix == "json" else content_of(kind, entries),
+        content=content,
         entries={entry.device.name: entry for entry in entries},
         names=names,
     )

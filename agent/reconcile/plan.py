@@ -10,7 +10,9 @@ The rules, in the order in which they matter:
    ``settle_max``). An entry that an earlier run left on disk, and that is still true, stays.
 3. **All withdrawals come before all publications**, across files. A file that loses and gains is
    therefore written twice; between the two it holds what it had and keeps.
-4. **A failed withdrawal blocks** every publication that would use the same path. What failed is
+4. **A kind whose devices make no valid spec together** keeps those that are on disk, if these do;
+   the others are withheld. Other kinds have nothing to do with it.
+5. **A failed withdrawal blocks** every publication that would use the same path. What failed is
    tried again with growing delay, unless the content that is wanted changes.
 
 What an offer has to do with these rules is ``reconcile.verdict``'s; what follows for the files is
@@ -25,6 +27,7 @@ from agent.cdi.desired import Desired, Offer, Reason, Withheld
 from agent.cdi.files import Action, DeleteSpec, Disk, SetAside, SpecFile, WriteSpec
 from agent.cdi.sheet import Sheet, sheet_of
 from agent.cdi.spec import Device, Kind
+from agent.errors import SpecError
 from agent.reconcile.rules import Layout, Timing
 from agent.reconcile.state import Key, Memory, Retry
 from agent.reconcile.verdict import Situation, Verdicts, judge, situation_of
@@ -90,11 +93,11 @@ def plan(
         udevd=udevd,
     )
     verdicts = judge(situation)
-    files = _files(situation, verdicts)
+    files, invalid = _files(situation, verdicts)
     if stuck := frozenset().union(*(file.lost for file in files if file.withdrawal_waits)):
         verdicts = judge(situation, stuck)
-        files = _files(situation, verdicts)
-    return _result(situation, verdicts, files)
+        files, invalid = _files(situation, verdicts)
+    return _result(situation, verdicts, files, invalid)
 
 
 def failed(memory: Memory, action: Action, problem: str, *, now: float, timing: Timing) -> Memory:
@@ -129,12 +132,16 @@ def _content(action: Action) -> bytes | None:
     return action.content if isinstance(action, WriteSpec) else None
 
 
-def _files(situation: Situation, verdicts: Verdicts) -> tuple[_FilePlan, ...]:
+def _files(
+    situation: Situation, verdicts: Verdicts
+) -> tuple[tuple[_FilePlan, ...], Mapping[Kind, str]]:
+    """What becomes of each file; and what is wrong with kinds that cannot have all of theirs."""
     # Mostly one of the two is what was wanted in the last plan, or both are the same.
     before = situation.memory.sheets
-    staying = _sheets(situation, [o for o, v in verdicts if v.stays], before)
+    staying, _ = _sheets(situation, [o for o, v in verdicts if v.stays], before)
     wanted = [o for o, v in verdicts if v.reason is None]
-    target = _sheets(situation, wanted, {**before, **staying})
+    target, invalid = _sheets(situation, wanted, {**before, **staying})
+    target |= {kind: staying[kind] for kind in invalid if kind in staying}
     path_of = situation.path_of
     staying_in = {path_of[kind]: sheet for kind, sheet in staying.items()}
     wanted_in = {path_of[kind]: sheet for kind, sheet in target.items()}
@@ -151,7 +158,7 @@ def _files(situation: Situation, verdicts: Verdicts) -> tuple[_FilePlan, ...]:
         _file(situation, path, ours.get(path), staying_in.get(path), wanted_in.get(path))
         for path in sorted({*ours, *wanted_in})
     ]
-    return tuple(
+    files = tuple(
         dataclasses.replace(
             plan,
             withdrawal_waits=_waits(situation, plan.withdrawal),
@@ -159,6 +166,7 @@ def _files(situation: Situation, verdicts: Verdicts) -> tuple[_FilePlan, ...]:
         )
         for plan in plans
     )
+    return files, invalid
 
 
 def _waits(situation: Situation, action: Action | None) -> bool:
@@ -171,23 +179,26 @@ def _waits(situation: Situation, action: Action | None) -> bool:
 
 def _sheets(
     situation: Situation, offers: Iterable[Offer], before: Mapping[Kind, Sheet]
-) -> dict[Kind, Sheet]:
-    """What the files should hold of what is at rest and of these offers."""
+) -> tuple[dict[Kind, Sheet], dict[Kind, str]]:
+    """What the files should hold of what is at rest and of these offers; and why some cannot."""
     foreign = situation.disk.foreign
     without_all = {file.kind for file in foreign if file.same_directory and ALL in file.names}
     members = {kind: list(offers) for kind, offers in situation.at_rest.items() if offers}
     for offer in offers:
         members.setdefault(offer.kind, []).append(offer)
-    return {
-        kind: sheet_of(
-            kind,
-            members[kind],
-            before.get(kind),
-            suffix=situation.layout.format,
-            with_all=kind not in without_all,
-        )
-        for kind in sorted(members)
-    }
+    sheets, invalid = {}, {}
+    for kind in sorted(members):
+        try:
+            sheets[kind] = sheet_of(
+                kind,
+                members[kind],
+                before.get(kind),
+                suffix=situation.layout.format,
+                with_all=kind not in without_all,
+            )
+        except SpecError as error:
+            invalid[kind] = error.sentence
+    return sheets, invalid
 
 
 def _file(
@@ -259,7 +270,12 @@ def _is_offered_elsewhere(
     return False
 
 
-def _result(situation: Situation, verdicts: Verdicts, files: Sequence[_FilePlan]) -> Plan:
+def _result(
+    situation: Situation,
+    verdicts: Verdicts,
+    files: Sequence[_FilePlan],
+    invalid: Mapping[Kind, str],
+) -> Plan:
     withdrawals = [f.withdrawal for f in files if f.withdrawal and not f.withdrawal_waits]
     publications = [
         f.publication
@@ -292,6 +308,13 @@ def _result(situation: Situation, verdicts: Verdicts, files: Sequence[_FilePlan]
         if reason is not None:
             published.pop(offer.key, None)
             withheld.append(Withheld(offer.address, offer.kind, reason, detail))
+    if invalid:
+        told = published.keys() | {(w.kind, w.address) for w in withheld}
+        withheld += [
+            Withheld(offer.address, offer.kind, Reason.INVALID, invalid[offer.kind])
+            for offer in situation.desired.offers
+            if offer.kind in invalid and offer.key not in told
+        ]
     retries = {
         path: retry
         for path, retry in situation.memory.retries.items()

@@ -192,6 +192,25 @@ def test_a_naming_that_differs_from_the_programs_in_its_kind_is_a_problem() -> N
     assert {each.path for each in problems} == {"[0].naming"}
 
 
+def test_annotations_that_are_too_many_only_in_the_entry_of_all_are_a_problem() -> None:
+    """Else no spec could be made of the kind once a device of each profile is there."""
+    ids = ("e212", "e211")
+    one, two = (
+        {
+            **GOOD,
+            "name": f"mine-{pci_id}",
+            "match": {"vendor": "8086", "devices": [pci_id]},
+            "annotations": {f"of-{pci_id}": "x" * 150_000},
+        }
+        for pci_id in ids
+    )
+    merged(one)
+    _, problems = merge([one, two], BUILTIN)
+    (problem,) = problems
+    assert problem.path == "[1].annotations"
+    assert problem.sentence.startswith("with those of the other profiles of mine.test/gpu")
+
+
 def test_two_kinds_whose_files_had_one_name_are_a_problem() -> None:
     one = {**GOOD, "kind": "mine.test/aa-bb", "vfio": None}
     two = {**one, "name": "two", "match": {"vendor": "1002"}, "kind": "mine.test-aa/bb"}

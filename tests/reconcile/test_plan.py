@@ -339,6 +339,45 @@ class TestFailures:
         assert action.delete_if_unwritable is rather_none
 
 
+class TestInvalid:
+    """Devices that make no valid spec together, each valid by itself: here it is too large."""
+
+    @pytest.fixture(autouse=True)
+    def small(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        size = len(sheets([offer(A, 0)])[GPU].content)
+        monkeypatch.setattr("agent.cdi.sheet.MAX_SIZE", size)
+
+    def test_a_kind_that_cannot_be_written_is_withheld_and_no_other(self) -> None:
+        wanted = desired(offer(A, 0), offer(B, 1), offer(C, 2, kind=VFIO))
+        memory = decide(wanted).memory
+        result = decide(wanted, memory=memory, now=101.0)
+        assert reasons(result) == {"a": Reason.INVALID, "b": Reason.INVALID}
+        assert {w.detail for w in result.withheld} == {
+            f"the spec of {GPU} has more than {len(sheets([offer(A, 0)])[GPU].content)} bytes"
+        }
+        assert names_on(apply(EMPTY, result)) == {VFIO: ["c"]}
+        assert result.published == {(VFIO, C): "c"}
+        assert result.wake_at is None
+
+    def test_what_is_on_disk_stays_when_another_would_be_too_many(self) -> None:
+        on_disk, wanted = disk(offer(A, 0)), desired(offer(A, 0), offer(B, 1))
+        memory = decide(wanted, on_disk).memory
+        result = decide(wanted, on_disk, memory, now=101.0)
+        assert reasons(result) == {"b": Reason.INVALID}
+        assert (result.actions, result.published) == ((), {(GPU, A): "a"})
+
+    def test_what_is_on_disk_goes_if_it_has_to_be_written_anew_and_cannot(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        on_disk, wanted = disk(offer(A, 0)), desired(offer(A, 0))
+        memory = decide(wanted, on_disk).memory
+        monkeypatch.setattr("agent.cdi.sheet.MAX_SIZE", 0)
+        no_all = (ForeignFile("/cdi/other.yaml", GPU, frozenset({"all"})),)
+        result = decide(wanted, dataclasses.replace(on_disk, foreign=no_all), memory, now=101.0)
+        assert reasons(result) == {"a": Reason.INVALID}
+        assert names_on(apply(on_disk, result)) == {}
+
+
 class TestRest:
     """What is on disk as it was last wanted stays without being looked at."""
 
