@@ -26,6 +26,8 @@ START: Final = 30.0
 NOTIFY: Final = "/run/notify"
 NOBODY: Final = 65534
 CONFIG: Final = "/etc/cdi-agent/config.yaml"
+PYTHON: Final = os.environ.get("CDI_AGENT_PYTHON", sys.executable)
+"""What runs the agent: for numbers, one that has only the packages of a user's installation."""
 _ENVIRONMENT: Final = {"SYSTEMD_DEVICE_VERIFY_SYSFS": "0", "NOTIFY_SOCKET": NOTIFY}
 
 
@@ -106,7 +108,7 @@ class AgentProcess:
         self._told.clear()
         with open(self._folder / "agent.log", "ab") as log:
             self._agent = subprocess.Popen(
-                [*through, sys.executable, "-m", "agent", "run", "--config", CONFIG],
+                [*through, PYTHON, "-m", "agent", "run", "--config", CONFIG],
                 cwd=Path(agent.__file__).parents[1],
                 env={**os.environ, **_ENVIRONMENT, **(environ or {})},
                 stdin=subprocess.DEVNULL,
