@@ -15,7 +15,7 @@ from agent.vfio.drive import drive, hung, rests
 from agent.vfio.model import Code, Inspection, Move, Problem
 from agent.vfio.moves import Override, goal_there, has_driver
 from agent.vfio.problems import problem
-from agent.vfio.state import Claim, FunctionState, Outcome, Phase
+from agent.vfio.state import Claim, FunctionState, Outcome, Phase, Wants
 from agent.vfio.turn import Absence, Turn
 
 
@@ -115,19 +115,29 @@ def confirming(turn: Turn, claim: Claim) -> Claim | None:
     if changed is not None:
         return turn_back(turn, claim, changed)
     if claim.record in turn.seen.saved.claims:
-        return turn.answer_held(turn.enter(claim, Phase.DONE))
+        return turn.enter(claim, Phase.DONE)
     if turn.journal_failed(claim):
         return turn_back(turn, claim, _journal_failed(turn))
     return claim
 
 
 def done(turn: Turn, claim: Claim) -> Claim | None:
-    """In force, as long as nobody else changes what it holds."""
+    """In force, as long as nobody else changes what it holds.
+
+    Whoever asks (again) is told so once the journal has for how long, and for whom.
+    """
     changed = _changed(turn, claim)
-    if changed is None:
-        return claim
-    lost = problem(Code.LOST, changed.sentence, address=claim.functions[0].address)
-    return turn.enter(dataclasses.replace(claim, problem=lost), Phase.LOST)
+    if changed is not None:
+        why = problem(Code.LOST, changed.sentence, address=claim.functions[0].address)
+        claim = turn.dismiss(claim, Wants.HELD, why)
+        return turn.enter(dataclasses.replace(claim, problem=why), Phase.LOST)
+    if claim.record in turn.seen.saved.claims:
+        claim = dataclasses.replace(claim, confirmed=claim.record)
+    if claim.record == claim.confirmed:
+        return turn.answer_held(claim)
+    if claim.waiters and turn.journal_failed(claim):
+        return turn.dismiss(claim, Wants.HELD, _journal_failed(turn))
+    return claim
 
 
 def lost(turn: Turn, claim: Claim) -> Claim | None:

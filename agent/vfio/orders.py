@@ -29,6 +29,9 @@ from agent.vfio.turn import Turn, wait
 OURSELVES = "cdi-agent"
 """Who asks for a recovery that nobody asked for."""
 
+_UNWANTED = frozenset({Code.CANCELLED, Code.LOST})
+"""Why a claim may be on its way back though nothing failed: somebody has given it back."""
+
 
 def accept(turn: Turn, asked: Asked) -> None:
     """Take an order."""
@@ -64,12 +67,9 @@ def _join(turn: Turn, ticket: int, order: Prepare, claim: Claim) -> None:
         turn.answer(ticket, order.id, problem(Code.CLAIMED, what))
     elif claim.phase is Phase.LOST and claim.problem is not None:
         turn.answer(ticket, order.id, claim.problem)
-    elif claim.phase is Phase.DONE:
-        claim = renew(claim, order, turn.now)
-        turn.live[claim.id] = turn.answer_held(wait(claim, ticket, Wants.HELD))
-    elif claim.phase in THERE:
+    elif claim.phase in {*THERE, Phase.DONE}:
         turn.live[claim.id] = wait(renew(claim, order, turn.now), ticket, Wants.HELD)
-    elif claim.problem is not None:
+    elif claim.problem is not None and claim.problem.code not in _UNWANTED:
         turn.live[claim.id] = wait(claim, ticket, Wants.HELD)
     else:
         turn.answer(ticket, order.id, problem(Code.ENDING, f"claim {order.id} is being released"))
@@ -109,9 +109,14 @@ def _begin(turn: Turn, ticket: int, order: Prepare) -> None:
     )
     claim = Claim(record, tuple(map(FunctionState, record.origins)), since=turn.now)
     claim = dataclasses.replace(claim, dry_run=order.dry_run, findings=problems)
-    # A dry run is in nobody's way, and its id in that of no claim.
-    key = f"{ticket}:{order.id}" if order.dry_run else order.id
-    turn.live[key] = wait(renew(claim, order, turn.now), ticket, Wants.HELD)
+    turn.live[_key(ticket, order.id, dry_run=order.dry_run)] = wait(
+        renew(claim, order, turn.now), ticket, Wants.HELD
+    )
+
+
+def _key(ticket: int, id_: str, *, dry_run: bool) -> str:
+    """Under what a claim is kept: a dry run is in the way of none, whatever those are called."""
+    return f"dry run {ticket} of {id_}" if dry_run else id_
 
 
 def _origin(turn: Turn, chosen: Chosen) -> Origin:
@@ -153,7 +158,7 @@ def give_back(turn: Turn, claim: Claim, why: Problem) -> Claim:
     if claim.phase in THERE:
         return turn_back(turn, claim, why)
     if claim.phase is Phase.DONE:
-        return turn_back(turn, claim, None)
+        return turn_back(turn, turn.dismiss(claim, Wants.HELD, why), None)
     if claim.phase is Phase.LOST:
         return turn.enter(claim, Phase.FORGETTING)
     if claim.phase is Phase.FREEING and claim.obstacle is not None:
@@ -208,4 +213,4 @@ def _recover(turn: Turn, ticket: int, order: Recover) -> None:
         origin = unknown_origin(function) if stray is None else stray.origin
         claim = recovery(origin, now=turn.now, client=order.client, force=order.force)
         claim = dataclasses.replace(claim, dry_run=order.dry_run)
-        turn.live[f"{ticket}:{key}" if order.dry_run else key] = wait(claim, ticket, Wants.GONE)
+        turn.live[_key(ticket, key, dry_run=order.dry_run)] = wait(claim, ticket, Wants.GONE)

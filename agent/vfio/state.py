@@ -210,6 +210,8 @@ class Claim:
     """Why it is being undone, or is lost; None if it is not, or was released."""
     obstacle: Problem | None = None
     """What it waits for that only somebody else can end."""
+    confirmed: Record | None = None
+    """How the journal had it when it was last in force and seen there."""
     touched: bool = False
     """Something may have been written to its functions."""
     force: bool = False

@@ -250,6 +250,14 @@ class Turn:
             self.answer(waiter.ticket, claim.id, names=claim.record.names)
         return dataclasses.replace(claim, waiters=())
 
+    def dismiss(self, claim: Claim, wants: Wants, why: Problem) -> Claim:
+        """Tell those who wait for something of a claim that it will not be."""
+        for waiter in claim.waiters:
+            if waiter.wants is wants:
+                self.answer(waiter.ticket, claim.id, why)
+        others = tuple(waiter for waiter in claim.waiters if waiter.wants is not wants)
+        return dataclasses.replace(claim, waiters=others)
+
     def hinder(self, claim: Claim, obstacle: Problem) -> Claim:
         """Say what a claim waits for that may not end soon: nobody is kept waiting for it."""
         self._answer_all(claim, obstacle)

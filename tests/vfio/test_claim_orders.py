@@ -45,17 +45,15 @@ def ask(world: World, order: Order) -> Answer:
     return world.answers[world.ask(order)]
 
 
+def ask_briefly(world: World, order: Order) -> Answer:
+    """Give an order whose claim has a lease, and do not wait for the end of that."""
+    ticket = world.post(order)
+    world.run(patience=5)
+    return world.answers[ticket]
+
+
 def codes(answer: Answer) -> list[Code]:
     return [problem.code for problem in answer.problems]
-
-
-def until(world: World, phase: Phase) -> None:
-    for _ in range(60):
-        world.step()
-        if any(claim.phase is phase for claim in world.claims.live.values()):
-            return
-    message = f"never {phase}"
-    raise AssertionError(message)
 
 
 # --- asked for twice ------------------------------------------------------------------------------
@@ -67,7 +65,7 @@ def until(world: World, phase: Phase) -> None:
 def test_a_repeated_prepare_joins_the_one_that_is_under_way(phase: Phase) -> None:
     world = world_of()
     first = world.post(PREPARE)
-    until(world, phase)
+    world.until(phase)
     second = world.post(dataclasses.replace(PREPARE, client="another", devices=(GPU, GPU)))
     world.run()
     assert world.answers[first] == dataclasses.replace(world.answers[second], ticket=first)
@@ -80,7 +78,7 @@ def test_a_repeated_release_joins_the_one_that_is_under_way(phase: Phase) -> Non
     world = world_of()
     ask(world, PREPARE)
     first = world.post(RELEASE)
-    until(world, phase)
+    world.until(phase)
     early = world.post(PREPARE)
     second = world.post(RELEASE)
     world.run()
@@ -152,13 +150,28 @@ def test_a_release_of_a_claim_that_is_under_way_turns_it_back(phase: Phase) -> N
     world = world_of()
     before, published = world.state(), dict(world.specs)
     first = world.post(PREPARE)
-    until(world, phase)
+    world.until(phase)
     second = world.post(RELEASE)
     world.run()
     assert codes(world.answers[first]) == [Code.CANCELLED]
     assert world.answers[second].ok
     assert (world.state(), world.specs) == (before, published)
     assert not world.disk.claims
+    assert ask(world, PREPARE).ok
+
+
+@pytest.mark.parametrize("phase", [Phase.CHECKING, Phase.MOVING, Phase.CONFIRMING])
+def test_a_prepare_after_the_release_is_told_that_the_claim_is_ending(phase: Phase) -> None:
+    """It came too late for the claim that is given back, and may be tried again."""
+    world = world_of()
+    first = world.post(PREPARE)
+    world.until(phase)
+    world.post(RELEASE)
+    late = world.post(PREPARE)
+    world.run()
+    assert codes(world.answers[first]) == [Code.CANCELLED]
+    assert codes(world.answers[late]) == [Code.ENDING]
+    assert world.answers[late].problems[0].retryable
     assert ask(world, PREPARE).ok
 
 
@@ -206,6 +219,72 @@ def test_a_lease_goes_on_when_the_agent_is_started_again() -> None:
     world.run(patience=300)
     assert not world.claims.live
     assert world.now < began + 62
+
+
+LASTING = dataclasses.replace(PREPARE, lease=60.0)
+OWNED = dataclasses.replace(PREPARE, owner_pid=4711, owner_started=99)
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        pytest.param(LASTING, LASTING, id="lease-renewed"),
+        pytest.param(LASTING, PREPARE, id="lease-ended"),
+        pytest.param(PREPARE, LASTING, id="lease-begun"),
+        pytest.param(OWNED, PREPARE, id="without-owner"),
+        pytest.param(PREPARE, OWNED, id="owner"),
+    ],
+)
+def test_how_long_a_claim_lasts_is_promised_only_once_the_journal_has_it(
+    first: Prepare, then: Prepare
+) -> None:
+    """Else an agent that starts after a crash would end the claim by what it was asked before."""
+    world = world_of()
+    assert ask_briefly(world, first).ok
+    world.now += 10
+    world.journal_full = True
+    assert codes(ask_briefly(world, then)) == [Code.JOURNAL_FAILED]
+    assert world.claims.live["vm"].phase is Phase.DONE, "it stays in force all the same"
+    world.journal_full = False
+    assert ask_briefly(world, then).ok
+    assert world.disk.claims == (world.claims.live["vm"].record,)
+
+
+def test_a_prepare_that_changes_nothing_needs_no_journal() -> None:
+    world = world_of()
+    names = ask(world, PREPARE).names
+    world.journal_full = True
+    assert ask(world, dataclasses.replace(PREPARE, client="another")).names == names
+
+
+def lost_to_somebody(world: World) -> None:
+    world.chips[GPU].driver = "xe"
+
+
+def released(world: World) -> None:
+    world.post(RELEASE)
+
+
+@pytest.mark.parametrize(
+    ("meanwhile", "code"),
+    [(lost_to_somebody, Code.LOST), (released, Code.CANCELLED)],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_who_renews_a_claim_that_ends_meanwhile_is_told(
+    meanwhile: Callable[[World], None], code: Code
+) -> None:
+    """Nobody is told that a claim is in force when it is not any more."""
+    world = world_of()
+    ask_briefly(world, LASTING)
+    world.now += 10
+    world.journal_full = True
+    renewed = world.post(LASTING)
+    world.step()
+    assert renewed not in world.answers
+    world.journal_full = False
+    meanwhile(world)
+    world.run(patience=5)
+    assert codes(world.answers[renewed]) == [code]
 
 
 def test_a_lease_that_ends_before_the_claim_is_in_force_cancels_it() -> None:
@@ -308,6 +387,20 @@ def test_what_is_lost_and_back_again_leaves_nothing() -> None:
     assert [ended.outcome for ended in world.ended] == [Outcome.FORGOTTEN]
 
 
+def test_who_prepares_while_a_lost_claim_is_forgotten_is_not_told_that_it_is_in_force() -> None:
+    world = world_of()
+    before = world.state()
+    ask(world, PREPARE)
+    for address, (driver, override) in before.items():
+        world.chips[address].driver, world.chips[address].override = driver, override
+    world.run()
+    world.post(RELEASE)
+    world.until(Phase.FORGETTING)
+    late = world.post(PREPARE)
+    world.run()
+    assert codes(world.answers[late]) == [Code.ENDING]
+
+
 def test_another_card_in_the_slot_is_not_held() -> None:
     world = world_of(Chip(GPU))
     ask(world, PREPARE)
@@ -342,7 +435,7 @@ def test_paused_what_fails_is_undone_all_the_same() -> None:
     world = world_of()
     before = world.state()
     world.post(PREPARE)
-    until(world, Phase.MOVING)
+    world.until(Phase.MOVING)
     world.rules = Rules(paused=True)
     world.faults.append((lambda write: write.step is Step.PROBE, does_nothing))
 
@@ -408,6 +501,23 @@ def test_a_dry_run_is_in_nobodys_way() -> None:
     world.run()
     assert world.answers[dry].moves
     assert world.answers[real].ok
+
+
+@pytest.mark.parametrize(
+    ("id_", "dry_run"),
+    [
+        ("2:vm", Prepare("vm", HoldMode.VFIO, (OTHER_GPU,), dry_run=True)),
+        (f"2:recover:{OTHER_GPU}", Recover(OTHER_GPU, force=True, dry_run=True)),
+    ],
+    ids=["prepare", "recover"],
+)
+def test_a_dry_run_displaces_no_claim_whatever_that_is_called(id_: str, dry_run: Order) -> None:
+    """A claim may be called as a person likes: by the number of the next order, say."""
+    world = world_of(Chip(GPU), audio(), Chip(OTHER_GPU, group=2, driver=None))
+    assert ask(world, dataclasses.replace(PREPARE, id=id_)).ok
+    assert ask(world, dry_run).ok
+    assert world.claims.live.keys() == {id_}
+    assert [record.id for record in world.disk.claims] == [id_]
 
 
 # --- recover --------------------------------------------------------------------------------------

@@ -26,12 +26,7 @@ def until(phase: Phase, order: Prepare | Release | Recover = PREPARE) -> Scene:
 
     def scene(world: World) -> None:
         world.post(order)
-        for _ in range(60):
-            world.step()
-            if any(claim.phase is phase for claim in world.claims.live.values()):
-                return
-        message = f"never {phase}"
-        raise AssertionError(message)
+        world.until(phase)
 
     return scene
 

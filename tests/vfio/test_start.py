@@ -45,8 +45,7 @@ def in_force() -> World:
 def under_way(phase: Phase) -> World:
     world = World(Chip(GPU), audio())
     world.post(PREPARE)
-    while not any(claim.phase is phase for claim in world.claims.live.values()):
-        world.step()
+    world.until(phase)
     return world
 
 
@@ -212,6 +211,7 @@ def test_a_child_that_still_writes_is_waited_for() -> None:
 def test_what_the_journal_keeps_can_be_written_and_read(shape: Shape) -> None:
     """All of it, in every state, as JSON; a claim in force is the same after it."""
     world = World(*shape.chips())
+    world.goes_on = False
     found = set()
     world.before_pass = lambda: found.add(world.disk)
     world.ask(shape.prepare)

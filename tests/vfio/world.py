@@ -165,10 +165,13 @@ class World:
         self.blind = False
         self.managed: dict[Address, str] = {}
         self.noiommu = False
+        self.dead: set[Address] = set()
         self.unread: set[Address] = set()
         self.overrides_unread: set[Address] = set()
         self.owners_gone: frozenset[str] = frozenset()
         self.before_pass: Callable[[], None] = lambda: None
+        self.goes_on = True
+        """Claims go on in the pass in which the journal was saved; else in the next one."""
         # What happened.
         self.crash_at: int | None = None
         self.moments = 0
@@ -193,6 +196,17 @@ class World:
         self.publish()
 
     # --- what a person does -----------------------------------------------------------------------
+
+    def until(self, phase: Phase) -> None:
+        """Go on, in the smallest steps there are, until a claim is in a phase."""
+        self.goes_on = False
+        for _ in range(60):
+            self.step()
+            if any(claim.phase is phase for claim in self.claims.live.values()):
+                self.goes_on = True
+                return
+        message = f"never {phase}"
+        raise AssertionError(message)
 
     def ask(self, order: Order) -> int:
         """Give an order, and go on until nothing happens any more."""
@@ -272,6 +286,24 @@ class World:
         self.before_pass()
         orders, self.orders = self.orders, []
         results, self.results = self.results, []
+        if orders and self._journal_problem:
+            self._save()
+        self._advance(orders, results)
+        if self._save() and self.goes_on:
+            wake_at = self.wake_at
+            self._advance()
+            self.wake_at = min(
+                (at for at in (wake_at, self.wake_at) if at is not None), default=None
+            )
+            if self._save():
+                self.wake_at = self.now
+        self.publish()
+        effects, self.pending = self.pending, []
+        for effect in effects:
+            self._moment()
+            self._perform(effect)
+
+    def _advance(self, orders: Sequence[Asked] = (), results: Sequence[Result] = ()) -> None:
         seen = Seen(
             inventory=self.look(),
             published=dict(self.specs),
@@ -284,6 +316,7 @@ class World:
         )
         self.claims = advanced.claims
         self.wake_at = advanced.wake_at
+        self.pending += advanced.effects
         self.ended += advanced.ended
         self.passed += [(each.phase, each.next) for each in advanced.passed]
         self.passed += [(each.claim.phase, None) for each in advanced.ended]
@@ -291,30 +324,25 @@ class World:
             assert answer.ticket not in self.answers, "nobody is answered twice"
             self.answers[answer.ticket] = answer
             self.specs_at[answer.ticket] = dict(self.specs)
-        self._save()
-        self.publish()
-        self.pending += advanced.effects
-        effects, self.pending = self.pending, []
-        for effect in effects:
-            self._moment()
-            self._perform(effect)
 
     def _moment(self) -> None:
         if self.moments == self.crash_at:
             raise Crash
         self.moments += 1
 
-    def _save(self) -> None:
+    def _save(self) -> bool:
+        """Whether the journal says something new."""
         self._journal_problem = ""
         durable = self.claims.durable
         if durable == self.disk:
-            return
+            return False
         self._moment()
         if self.journal_full:
             self._journal_problem = "no space left on device"
-            return
+            return False
         self._check_origins(durable)
         self.disk = durable
+        return True
 
     def _check_origins(self, durable: Durable) -> None:
         """The first origin wins until it is forgotten."""
@@ -410,6 +438,7 @@ class World:
             holders_known=not self.blind,
             managed=tuple((a, w) for a, w in self.managed.items() if a in effect.addresses),
             unavailable=tuple((d, w) for d, w in self.unavailable.items() if d in effect.drivers),
+            dead=tuple(a for a in effect.addresses if effect.alive and a in self.dead),
             noiommu=self.noiommu,
         )
 
