@@ -159,8 +159,11 @@ def _claimed(case: Case) -> Iterator[Problem]:
 def _stranded(case: Case) -> Iterator[Problem]:
     for each in case.chosen:
         stray = case.claims.strays.get(each.address)
+        if stray is None:
+            continue
         # Of unknown origin is only what may have been somebody else's: that may be used as it is.
-        if stray is not None and (stray.origin.known or each.target is not None):
+        as_it_is = not stray.origin.known and each.target is None
+        if not as_it_is or stray.problem.code is Code.DEAD:
             what = f"{each.address} is stranded: {stray.problem.sentence}"
             yield problem(Code.STRANDED, what, address=each.address)
 

@@ -28,7 +28,17 @@ from typing import Final
 from agent.host.model import Function
 from agent.vfio import backward, forward
 from agent.vfio.drive import take_result
-from agent.vfio.model import RECOVERY, Asked, Child, Code, Inspection, Problem, Result, Written
+from agent.vfio.model import (
+    RECOVERY,
+    Asked,
+    Child,
+    Code,
+    Inspection,
+    Problem,
+    Result,
+    Stray,
+    Written,
+)
 from agent.vfio.moves import is_back
 from agent.vfio.orders import OURSELVES, accept, give_back, recovery
 from agent.vfio.problems import problem
@@ -176,11 +186,17 @@ def _tidy(turn: Turn) -> None:
         found = turn.find(stray.origin)
         if turn.claims.claim_of(address) is not None or found is Absence.UNREAD:
             continue
-        if not isinstance(found, Function) or (not stray.origin.known and not found.on_vfio):
-            del turn.strays[address]  # another card, or one that nobody has to bring back
+        if not isinstance(found, Function) or _is_nobodys(found, stray):
+            del turn.strays[address]  # another card is in its slot, or it was never taken
         elif is_back(found, stray.origin) and found.driver != stray.driver:
             # Somebody brought it back by hand; whether our override is still there is found out.
             turn.strays[address] = dataclasses.replace(stray, driver=found.driver)
             turn.live[f"{RECOVERY}{address}"] = recovery(
                 stray.origin, now=turn.now, client=OURSELVES
             )
+
+
+def _is_nobodys(function: Function, stray: Stray) -> bool:
+    """Whether a function of unknown origin is where it belongs, and need not be brought back."""
+    is_dead = stray.problem.code is Code.DEAD
+    return not stray.origin.known and not function.on_vfio and not is_dead
