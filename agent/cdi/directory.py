@@ -19,7 +19,6 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Iterator
 from types import TracebackType
 from typing import Final, Self
 
@@ -166,14 +165,11 @@ class Directory:
         """Make the names in it durable."""
         os.fsync(self.fd)
 
-    def entries(self) -> Iterator[Entry]:
-        """What consumers would load, and our temporary files, sorted by name."""
+    def names(self) -> list[str]:
+        """What consumers would load, and our temporary files; what could be ours comes first."""
         with os.scandir(self.fd) as listing:
-            names = sorted(e.name for e in listing if is_spec_name(e.name) or is_temp(e.name))
-        for name in names:
-            entry = self.entry(name)
-            if entry is not None:
-                yield entry
+            names = [e.name for e in listing if is_spec_name(e.name) or is_temp(e.name)]
+        return sorted(names, key=lambda name: (not name.startswith(PREFIX), name))
 
     def entry(self, name: str) -> Entry | None:
         """One name in it, or None if it is not there (any more)."""

@@ -7,6 +7,9 @@ is one directory.
 While nothing changes a reading costs one listing, and one ``lstat`` a file: a file whose inode,
 size and times are the same is not opened again, unless it was changed so shortly before it was
 read that a second change could have left the same times.
+
+What others put there is bounded, file by file and together: whatever lies in the directories, a
+reading ends soon and keeps little. What is ours is read first, and always.
 """
 
 import dataclasses
@@ -26,6 +29,7 @@ from agent.cdi.files import PREFIX, Disk, ForeignFile, SpecFile
 from agent.cdi.parse import Peek, parse, peek
 from agent.cdi.record import Ledger, digest
 from agent.cdi.render import HEADER, render
+from agent.cdi.tree import MAX_SIZE
 from agent.errors import SpecError
 from agent.host.files import OUT_OF_MEANS
 
@@ -34,6 +38,11 @@ _SIGNATURE: Final = HEADER.partition(",")[0].encode()
 
 _COARSE: Final = 100_000_000
 """Nanoseconds within which two changes of a file may leave it with the same times."""
+
+MAX_FOREIGN_FILES: Final = 1000
+"""Files of others that one reading reads; a host has a few, one for each vendor's tool."""
+MAX_FOREIGN_SIZE: Final = 2 * MAX_SIZE
+"""Bytes that these may have together."""
 
 _NOT_FOLLOWED: Final = (errno.ENOTDIR, errno.ELOOP)
 """What is at the place of a directory and that consumers pass over without a word."""
@@ -70,12 +79,43 @@ class _Content:
     peeked: Peek | None = None
 
 
+_TOO_MUCH: Final = (
+    f"it has more files of others than are read ({MAX_FOREIGN_FILES}, or"
+    f" {MAX_FOREIGN_SIZE // 2**20} MiB together): nothing is known of what the rest defines"
+)
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Ours:
     """What a content means: as long as a file has it, it is the same object."""
 
     file: SpecFile
     digest: str
+
+
+class _Budget:
+    """What one reading may still read of others."""
+
+    def __init__(self) -> None:
+        self.exceeded = False
+        """A file was not allowed since this was last put back."""
+        self._files = MAX_FOREIGN_FILES
+        self._size = MAX_FOREIGN_SIZE
+
+    def allows_more(self) -> bool:
+        """Whether any file may be read any more."""
+        self.exceeded |= self._files <= 0
+        return self._files > 0
+
+    def allows(self, size: int) -> bool:
+        """Whether a file of this size may be read; if so, it counts as read."""
+        size = size if size <= MAX_SIZE else 0  # it will be refused by itself
+        self.exceeded |= size > self._size
+        if size > self._size or not self.allows_more():
+            return False
+        self._files -= 1
+        self._size -= size
+        return True
 
 
 class Reader:
@@ -96,6 +136,7 @@ class Reader:
         self._ours: dict[str, _Ours] = {}
         self._foreign: dict[str, tuple[bytes, ForeignFile]] = {}
         self._seen: set[str] = set()
+        self._budget = _Budget()
         self._said: set[tuple[str, str]] = set()
 
     def expect(self, file: SpecFile, digest: str) -> None:
@@ -114,7 +155,7 @@ class Reader:
                 lacks the means to read at all.
         """
         with self._lock:
-            self._seen = set()
+            self._seen, self._budget = set(), _Budget()
             ours: dict[str, SpecFile] = {}
             leftovers: list[str] = []
             foreign: list[ForeignFile] = []
@@ -133,6 +174,7 @@ class Reader:
             for cache in (self._contents, self._ours, self._foreign):
                 for path in cache.keys() - self._seen:
                     del cache[path]
+            self._said = {said for said in self._said if said[1] in self._seen}
             return Disk(self._directory, ours, tuple(leftovers), tuple(foreign))
 
     def _directories(self) -> Iterator[Directory | ForeignFile]:
@@ -178,49 +220,66 @@ class Reader:
         self, directory: Directory, unfinished: Collection[str]
     ) -> Iterator[SpecFile | ForeignFile | str]:
         """What a directory holds; a leftover of ours as its path."""
-        own = directory.path == self._directory
         real = os.path.realpath(directory.path)
-        for entry in directory.entries():
-            path = f"{directory.path}/{entry.name}"
-            if is_temp(entry.name):
-                if entry.name not in unfinished and not entry.is_directory:
-                    yield path
-                continue
-            if entry.is_directory:
-                if own and entry.name.startswith(PREFIX):
-                    yield ForeignFile(printable(path), None, problem="it is a directory")
-                continue
-            content = self._content(directory, entry, path)
-            if content is None:
-                continue
-            if self._is_ours(real, entry, content):
-                if own:
-                    yield self._our_file(real, entry, path, content)
-                else:
-                    yield path
-            elif own or directory.path in self._others:
-                yield self._foreign_file(path, content, own=own)
+        self._budget.exceeded = False
+        for name in directory.names():
+            if not (name.startswith(PREFIX) or self._budget.allows_more()):
+                break
+            entry = None if name in unfinished else directory.entry(name)
+            found = None if entry is None else self._found(directory, real, entry)
+            if found is not None:
+                yield found
+        if self._budget.exceeded:
+            shown = printable(directory.path)
+            yield ForeignFile(shown, None, same_directory=False, problem=_TOO_MUCH)
 
-    def _is_ours(self, real: str, entry: Entry, content: _Content) -> bool:
-        """By the record; or, if that was lost, by what the file says itself."""
-        if not entry.name.startswith(PREFIX):
-            return False
-        if self._ledger.record.knows(real, entry.name):
-            return True
+    def _found(
+        self, directory: Directory, real: str, entry: Entry
+    ) -> SpecFile | ForeignFile | str | None:
+        """What is in a directory under a name; None if it is of no concern, or too much."""
+        path = f"{directory.path}/{entry.name}"
+        if not entry.is_directory:
+            return path if is_temp(entry.name) else self._file(directory, real, entry, path)
+        in_the_way = entry.name.startswith(PREFIX) and not is_temp(entry.name)
+        if directory.path == self._directory and in_the_way:
+            return ForeignFile(printable(path), None, problem="it is a directory")
+        return None
+
+    def _file(
+        self, directory: Directory, real: str, entry: Entry, path: str
+    ) -> SpecFile | ForeignFile | str | None:
+        own = directory.path == self._directory
+        content = self._content(directory, real, entry, path)
+        if content is None:
+            return None
+        if self._is_recorded(real, entry) or self._is_recognised(real, entry, path, content):
+            return self._our_file(real, entry, path, content) if own else path
+        if own or directory.path in self._others:
+            return self._foreign_file(path, content, own=own)
+        return None
+
+    def _is_recorded(self, real: str, entry: Entry) -> bool:
+        return entry.name.startswith(PREFIX) and self._ledger.record.knows(real, entry.name)
+
+    def _is_recognised(self, real: str, entry: Entry, path: str, content: _Content) -> bool:
+        """Whether a file that the record does not know says itself that it is ours."""
         if not (entry.is_file and content.authentic):
             return False
-        if (recognised := ("spec-file-recognised", f"{real}/{entry.name}")) not in self._said:
+        if (recognised := ("spec-file-recognised", path)) not in self._said:
             self._said.add(recognised)
-            _log.info(recognised[0], path=recognised[1], reason="by its first line, not the record")
+            reason = "by its first line, not the record"
+            _log.info(recognised[0], path=f"{real}/{entry.name}", reason=reason)
         return True
 
-    def _content(self, directory: Directory, entry: Entry, path: str) -> _Content | None:
-        """Read a file if it may have changed; None if it is gone."""
+    def _content(self, directory: Directory, real: str, entry: Entry, path: str) -> _Content | None:
+        """Read a file if it may have changed; None if it is gone, or too much."""
         old = self._contents.get(path)
         try:
             status = entry.status
             if entry.is_link:
                 status = os.stat(entry.name, dir_fd=directory.fd)
+            if not (self._is_recorded(real, entry) or self._budget.allows(status.st_size)):
+                return None
             key = _key(entry.status) + _key(status)
             if old is not None and old.stable and old.key == key:
                 self._seen.add(path)

@@ -296,7 +296,7 @@ class Store:
             raise StoreError(f"cdi-agent does not set aside {path}")
         try:
             with Directory.open(self.directory) as directory:
-                names = [e.name for e in directory.entries() if printable(e.name) == shown]
+                names = [name for name in directory.names() if printable(name) == shown]
                 if not names:
                     return
                 name = names[0]

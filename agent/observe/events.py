@@ -82,7 +82,9 @@ EVENTS: Final[Mapping[str, Event]] = {
         "warning", "A device was withdrawn, and a file of others that defines it is in force now."
     ),
     "foreign-unreadable": Event(
-        "info", "A spec file of others cannot be read; container engines cannot read it either."
+        "info",
+        "What others define is not known: a file that engines cannot read either, a directory that "
+        "cannot be read, or too many files.",
     ),
     "spec-file-changed": Event(
         "warning", "Somebody changed a spec file of ours; it is written anew."
