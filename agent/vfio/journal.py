@@ -3,9 +3,10 @@
 It is on disk before the first write to a device that it tells of, so it may say more than was
 done and never less. A journal that cannot be used (torn, of another version, changed by hand) is
 set aside and said, and is *not* an empty one: nobody knows what was claimed, and a device that is
-on VFIO is of unknown origin. As long as the file that was set aside is there, each start says so
-again; whoever has dealt with it deletes it. Nothing is ever saved over a journal that could not be
-set aside.
+on VFIO is of unknown origin. So it is until a new journal is saved, which tells of those devices,
+however often the agent is killed before. As long as the file that was set aside is there, each
+start says so again; whoever has dealt with it deletes it. Nothing is ever saved over a journal
+that could not be set aside.
 
 A journal of an earlier boot can be used: what it says of numbers and drivers is void, since the
 reboot has undone it, but who had claimed what is still true.
@@ -94,6 +95,10 @@ class Journal:
         try:
             self._saved = _parse(self._file.read())
         except FileNotFoundError:
+            if os.path.lexists(self._file.aside):
+                # The agent that set it aside ended before it had saved what became of it.
+                problem = f"{self.path} is missing since one that could not be used was set aside"
+                return Loaded(None, problem, self._file.aside)
             self._saved = Durable()
         except (OSError, ValueError) as error:
             if isinstance(error, OSError) and error.errno in OUT_OF_MEANS:

@@ -184,6 +184,19 @@ def test_a_journal_that_was_set_aside_is_told_of_until_somebody_deletes_it(state
     assert load(state) == Loaded(FULL)
 
 
+def test_what_was_set_aside_is_no_empty_journal_until_a_new_one_is_saved(state: Path) -> None:
+    """An agent that is killed in between has told nobody which devices nobody knows about."""
+    state.mkdir()
+    path_in(state).write_bytes(b"torn")
+    aside = load(state).set_aside
+    for _ in range(2):
+        loaded = load(state)
+        assert (loaded.durable, loaded.set_aside) == (None, aside)
+        assert "is missing since" in loaded.problem
+    Path(aside).unlink()
+    assert load(state) == Loaded(Durable())
+
+
 def test_nothing_is_saved_over_a_journal_that_could_not_be_set_aside(
     state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
