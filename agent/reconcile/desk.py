@@ -37,6 +37,7 @@ from agent.vfio.model import (
     Inspection,
     Order,
     Result,
+    Stray,
     Written,
 )
 from agent.vfio.start import start
@@ -204,6 +205,12 @@ class Desk:
         for effect in started.effects:
             self._worker.start(effect)
         self.claims = started.claims
+        # What is being recovered is told if that fails; of the rest nobody would hear otherwise.
+        self._tell_strays(
+            stray
+            for address, stray in self.claims.strays.items()
+            if self.claims.claim_of(address) is None
+        )
         self._decided = Advance(self.claims)
         self.look_again()
 
@@ -257,11 +264,14 @@ class Desk:
                 )
         for ended in decided.ended:
             self._tell_end(ended)
-        for address in decided.claims.strays.keys() - before.strays.keys():
-            stray = decided.claims.strays[address]
+        new = decided.claims.strays.keys() - before.strays.keys()
+        self._tell_strays(decided.claims.strays[address] for address in new)
+
+    def _tell_strays(self, strays: Iterable[Stray]) -> None:
+        for stray in strays:
             _log.error(
                 "stranded",
-                device=address,
+                device=stray.origin.address,
                 problem=stray.problem.sentence,
                 hint=stray.problem.hint,
             )

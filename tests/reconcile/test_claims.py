@@ -5,8 +5,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from agent.simulate.host import arc_b50, arc_b60
+from agent.vfio.journal import FILE_NAME
 from agent.vfio.model import Code
 from agent.vfio.state import Phase
 from tests.reconcile.claims_rig import ClaimsRig
@@ -83,6 +85,21 @@ async def test_a_claim_outlives_the_agent(host: ClaimsRig) -> None:
         assert (await host.prepare("vm", B50)).names == (f"intel.com/gpu-vfio={NAME}",)
         assert (await host.release("vm")).ok
         assert host.published() == GPU
+
+
+async def test_what_a_lost_journal_leaves_is_told_at_every_start(host: ClaimsRig) -> None:
+    """Nothing is done about it until a person does; the log has to say what and about which."""
+    async with host.agent():
+        await host.prepare("vm", B50)
+    await host.do((host.folder / "state" / FILE_NAME).write_text, "torn")
+    for _ in range(2):
+        with capture_logs() as logs:
+            async with host.agent():
+                await host.until(lambda state: B50 in state.claims.strays)
+        (told,) = [line for line in logs if line["event"] == "stranded"]
+        assert (told["device"], told["log_level"]) == (B50, "error")
+        assert told["hint"] == f"`cdi-agent recover {B50}` brings it back"
+        assert await host.driver_of(B50) == "vfio-pci"
 
 
 async def test_two_gpus_are_claimed_together_or_not_at_all(host: ClaimsRig) -> None:
