@@ -10,6 +10,7 @@ from pathlib import Path
 from agent.cdi.desired import desired
 from agent.cdi.offers import Policy
 from agent.cdi.profile import Profile, profiles_of, shared_paths
+from agent.cdi.record import Ledger
 from agent.cdi.store import Store
 from agent.config import Config, profiles
 from agent.errors import ConfigError
@@ -33,12 +34,15 @@ class Parts:
     store: Store
 
 
-def parts(config: Config, *, stat_node: StatNode = lstat_node) -> Parts:
+def parts(
+    config: Config, *, stat_node: StatNode = lstat_node, ledger: Ledger | None = None
+) -> Parts:
     """Build what a pass works with; reads nothing of the host.
 
     Args:
         config: A checked configuration.
         stat_node: Says what is at a path below /dev; a simulated host has its own.
+        ledger: What this process knows of the files that it wrote, if it wrote any.
     """
     known = profiles(config)
     return Parts(
@@ -55,6 +59,7 @@ def parts(config: Config, *, stat_node: StatNode = lstat_node) -> Parts:
             config.cdi.directory,
             config.state_directory,
             config.cdi.other_directories,
+            ledger=ledger,
         ),
     )
 

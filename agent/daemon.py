@@ -67,6 +67,8 @@ class Daemon:
     Args:
         config: The configuration to start with.
         reload: Reads the configuration again; blocks, raises ConfigError.
+        occupy: Keeps other instances out of a directory for specs; blocks, raises
+            AlreadyRunningError.
         log: Where the log goes.
         environ: The process's environment; what systemd put there for us is taken out.
         stat_node: Says what is at a path below /dev; a simulated host has its own.
@@ -78,6 +80,7 @@ class Daemon:
         config: Config,
         *,
         reload: Callable[[], Config],
+        occupy: Callable[[str], None],
         log: Log,
         environ: MutableMapping[str, str],
         stat_node: StatNode = lstat_node,
@@ -85,6 +88,7 @@ class Daemon:
     ) -> None:
         self._config = config
         self._reload = reload
+        self._occupy = occupy
         self._stat_node = stat_node
         self._notifier = Notifier.from_environment(environ)
         self._sockets = passed_sockets(environ)
@@ -331,13 +335,19 @@ class Daemon:
             try:
                 config = await asyncio.to_thread(self._reload)
                 config = self._without_finals(config)
-                parts = await asyncio.to_thread(compose.parts, config, stat_node=self._stat_node)
+                parts = await asyncio.to_thread(
+                    compose.parts,
+                    config,
+                    stat_node=self._stat_node,
+                    ledger=self._parts.store.ledger,
+                )
                 claim_rules = await asyncio.to_thread(
                     compose.claim_rules, config, modules=self._claiming.modules
                 )
                 compose.require_kept_names(self.snapshot(), parts.rules)
                 if parts.store.directory != self._parts.store.directory:
                     await parts.store.require_usable()
+                    await asyncio.to_thread(self._occupy, parts.store.directory)
             except AgentError as error:
                 _log.error("reload-refused", problem=error.sentence, hint=error.hint)
                 self._inbox.hint(Hint(reason=RELOAD, everything=True, received=time.monotonic()))
@@ -347,7 +357,6 @@ class Daemon:
             self._watch.follow(parts.store.directories)
             self._inbox.order(Reconfigure(parts.rules, parts.scanner, parts.store, claim_rules))
             self._claiming.assign_again.set()
-            _log.info("reloaded")
 
     def _without_finals(self, config: Config) -> Config:
         """Keep what cannot change while the service runs, and say what that is."""

@@ -61,6 +61,8 @@ class Store:
         directory: Where our spec files go: an absolute path.
         state_directory: Where the record of them is kept.
         other_directories: Where consumers look beside ``directory``.
+        ledger: The record as an earlier store of this process has it. What is on disk may be less:
+            a state directory need not be writable.
         step: Told the name of each step once it is done.
     """
 
@@ -70,14 +72,16 @@ class Store:
         state_directory: str | Path,
         other_directories: Sequence[str | Path] = CDI_DIRECTORIES,
         *,
+        ledger: Ledger | None = None,
         step: Step = no_step,
     ) -> None:
         self.directory = os.path.normpath(directory)
         others = [os.path.normpath(path) for path in other_directories]
         self._others = tuple(path for path in others if path != self.directory)
         self._step = step
-        self._ledger = Ledger(os.path.normpath(state_directory), step)
-        self._reader = Reader(self.directory, self._others, self._ledger)
+        self.ledger = ledger or Ledger(os.path.normpath(state_directory), step)
+        """What this process knows of the files that it wrote."""
+        self._reader = Reader(self.directory, self._others, self.ledger)
         self._unfinished: set[str] = set()
         self._one_at_a_time = asyncio.Lock()
 
@@ -121,7 +125,7 @@ class Store:
 
     async def save_record(self) -> None:
         """Bring the record on disk up to date with the latest hashes; never fails, never urgent."""
-        await _to_the_end(asyncio.to_thread(self._ledger.save))
+        await _to_the_end(asyncio.to_thread(self.ledger.save))
 
     async def _apply(self, action: Action) -> None:
         async with self._one_at_a_time:
@@ -222,8 +226,8 @@ class Store:
         # A new file must not exist without its name in the record. One that is there, while the
         # record was lost, is known by its first line: its withdrawals need not wait.
         is_urgent = entry is not None and not action.publishes
-        if not is_urgent and not self._ledger.record.knows(real, name):
-            self._ledger.announce(real, name, action.content)
+        if not is_urgent and not self.ledger.record.knows(real, name):
+            self.ledger.announce(real, name, action.content)
             self._step("recorded")
         return Draft(directory, name, self._step)
 
@@ -239,7 +243,7 @@ class Store:
                 f"{path} is a directory, and the name of a spec file of cdi-agent",
                 hint="move it away; cdi-agent removes no directory",
             )
-        if self._ledger.record.knows(real, entry.name):
+        if self.ledger.record.knows(real, entry.name):
             return
         content = _content(directory, entry)
         if content is None or not is_authentic(entry.name, content):
@@ -256,16 +260,16 @@ class Store:
         if draft.placed:
             self._wrote(action, real, draft.name)
         elif gone:
-            self._ledger.remove(real, draft.name)
+            self.ledger.remove(real, draft.name)
 
     def _wrote(self, action: WriteSpec, real: str, name: str) -> None:
-        mark = self._ledger.confirm(real, name, action.content)
+        mark = self.ledger.confirm(real, name, action.content)
         if action.spec is not None:
             self._reader.expect(SpecFile(action.path, action.content, action.spec), mark)
 
     def _delete(self, path: str) -> None:
         parent, name = os.path.split(path)
-        known = {self.directory, *self._others, *self._ledger.record.directories}
+        known = {self.directory, *self._others, *self.ledger.record.directories}
         if parent not in known or not (is_our_name(name) or is_temp(name)):
             raise StoreError(f"cdi-agent does not delete {printable(path)}: it is not its own")
         try:
@@ -283,7 +287,7 @@ class Store:
             pass  # with its directory
         except OSError as error:
             raise fault("delete", path, error) from error
-        self._ledger.remove(os.path.realpath(parent), name)
+        self.ledger.remove(os.path.realpath(parent), name)
 
     def _set_aside(self, path: str) -> None:
         """Rename a foreign file so that no consumer reads it; no content is lost.

@@ -1,4 +1,8 @@
-"""The lock that lets one instance write: the service, or a command that does the same once."""
+"""The lock that lets one instance write: the service, or a command that does the same once.
+
+It is held on a file in the state directory, and on every directory for specs that this process has
+written to: one that a reload has left may still have files of ours in it for a while.
+"""
 
 import contextlib
 import fcntl
@@ -9,12 +13,65 @@ from pathlib import Path
 import structlog
 
 from agent.errors import AlreadyRunningError
+from agent.host.files import make_directories
 
 _log = structlog.get_logger()
 
 
+class InstanceLock:
+    """What is held, each until ``close``."""
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[int, int], int] = {}
+        """Descriptors, by what each is open on."""
+
+    def take_specs(self, directory: str | Path) -> None:
+        """Hold a directory for specs, too; one that is missing is made, lest two instances make it.
+
+        Raises:
+            AlreadyRunningError: Another instance holds it.
+        """
+        # One that cannot be made or opened is no place to write to: that is told where it is tried.
+        with contextlib.suppress(OSError):
+            make_directories(str(directory))
+            fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            self._take(fd, str(directory), "cdi.directory")
+
+    def take_state(self, directory: Path) -> None:
+        """Hold the state directory.
+
+        Raises:
+            AlreadyRunningError: Another instance holds it.
+            OSError: It cannot be written.
+        """
+        directory.mkdir(parents=True, exist_ok=True, mode=0o755)
+        fd = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._take(fd, f"{directory}/lock", "state_directory")
+
+    def close(self) -> None:
+        """Let go of all of it."""
+        while self._held:
+            os.close(self._held.popitem()[1])
+
+    def _take(self, fd: int, path: str, key: str) -> None:
+        status = os.fstat(fd)
+        identity = (status.st_dev, status.st_ino)
+        if identity in self._held:  # under another name
+            os.close(fd)
+            return
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(fd)
+            raise AlreadyRunningError(
+                f"another cdi-agent holds {path}",
+                hint=f"systemctl status cdi-agent; a second instance needs a {key} of its own",
+            ) from error
+        self._held[identity] = fd
+
+
 @contextlib.contextmanager
-def instance_lock(state_directory: Path, specs: Path) -> Iterator[None]:
+def instance_lock(state_directory: Path, specs: Path) -> Iterator[InstanceLock]:
     """Hold the lock of the state directory, and the directory for specs itself.
 
     Two instances with one state directory would spoil each other's memory, and two with one
@@ -24,10 +81,9 @@ def instance_lock(state_directory: Path, specs: Path) -> Iterator[None]:
     Raises:
         AlreadyRunningError: Another instance holds one of them.
     """
-    with contextlib.ExitStack() as held:
+    with contextlib.closing(InstanceLock()) as lock:
         try:
-            state_directory.mkdir(parents=True, exist_ok=True, mode=0o755)
-            fd = os.open(state_directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            lock.take_state(state_directory)
         except OSError as error:
             _log.warning(
                 "no-lock",
@@ -35,22 +91,5 @@ def instance_lock(state_directory: Path, specs: Path) -> Iterator[None]:
                 problem=f"the state directory cannot be written ({error.strerror}): nothing keeps "
                 "a second instance away, and the record of spec files is lost at the end",
             )
-        else:
-            held.callback(os.close, fd)
-            _take(fd, f"{state_directory}/lock", "state_directory")
-        # One that is missing is made later, and then nobody else has it yet.
-        with contextlib.suppress(OSError):
-            fd = os.open(specs, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            held.callback(os.close, fd)
-            _take(fd, str(specs), "cdi.directory")
-        yield
-
-
-def _take(fd: int, path: str, key: str) -> None:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise AlreadyRunningError(
-            f"another cdi-agent holds {path}",
-            hint=f"systemctl status cdi-agent; a second instance needs a {key} of its own",
-        ) from error
+        lock.take_specs(specs)
+        yield lock

@@ -43,10 +43,11 @@ def command(config_path: Path | None, log_level: str | None) -> int:
     settings = load()
     log = logs.configure(settings.log, environ=os.environ)
     try:
-        with instance_lock(Path(settings.state_directory), Path(settings.cdi.directory)):
+        with instance_lock(Path(settings.state_directory), Path(settings.cdi.directory)) as lock:
             daemon = Daemon(
                 settings,
                 reload=load,
+                occupy=lock.take_specs,
                 log=log,
                 environ=os.environ,
             )

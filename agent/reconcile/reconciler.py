@@ -280,6 +280,7 @@ class Reconciler:
             paused = self._desk.rules.paused
             self._desk.rules = dataclasses.replace(new.claim_rules, paused=paused)
         await self._prepare()
+        _log.info("reloaded")
 
     async def _advance_claims(self, inventory: Inventory, disk: Disk) -> tuple[Hold, ...]:
         """Hand the desk what is true; what claims mean for publishing."""

@@ -43,8 +43,10 @@ def test_without_a_state_directory_the_work_goes_on(tmp_path: Path) -> None:
     assert done
 
 
-def test_two_states_do_not_share_one_directory_for_specs(tmp_path: Path) -> None:
-    (tmp_path / "cdi").mkdir()
+@pytest.mark.parametrize("exists", [True, False], ids=["that is there", "that is missing"])
+def test_two_states_do_not_share_one_directory_for_specs(tmp_path: Path, *, exists: bool) -> None:
+    if exists:
+        (tmp_path / "cdi").mkdir()
     with (
         instance_lock(tmp_path / "one", tmp_path / "cdi"),
         pytest.raises(AlreadyRunningError, match=r"/cdi\Z"),
@@ -54,3 +56,31 @@ def test_two_states_do_not_share_one_directory_for_specs(tmp_path: Path) -> None
     with instance_lock(tmp_path / "two", tmp_path / "cdi"):
         pass
     assert list((tmp_path / "cdi").iterdir()) == []
+
+
+def test_a_directory_that_is_taken_later_is_held_as_the_first_one_and_with_it(
+    tmp_path: Path,
+) -> None:
+    with instance_lock(tmp_path / "one", tmp_path / "cdi") as lock:
+        lock.take_specs(tmp_path / "new")
+        for directory in ("cdi", "new"):
+            with (
+                pytest.raises(AlreadyRunningError),
+                instance_lock(tmp_path / "two", tmp_path / directory),
+            ):
+                pass
+        with (
+            instance_lock(tmp_path / "two", tmp_path / "other"),
+            pytest.raises(AlreadyRunningError, match=r"/other\Z"),
+        ):
+            lock.take_specs(tmp_path / "other")
+    with instance_lock(tmp_path / "two", tmp_path / "new"):
+        pass
+
+
+def test_a_directory_under_another_name_is_no_other_directory(tmp_path: Path) -> None:
+    """As /var/run/cdi is /run/cdi."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "var-run").symlink_to("run")
+    with instance_lock(tmp_path / "state", tmp_path / "run/cdi") as lock:
+        lock.take_specs(tmp_path / "var-run/cdi")

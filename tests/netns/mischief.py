@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import shutil
 import signal
@@ -29,6 +30,7 @@ class Mischief(AgentProcess):
         super().__init__(work)
         self._port: socket.socket | None = None
         self._hanging: dict[str, int] = {}
+        self._occupied: list[int] = []
 
     # --- the metrics port -------------------------------------------------------------------------
 
@@ -143,6 +145,12 @@ class Mischief(AgentProcess):
         os.makedirs(directory)
         if _libc.mount(b"tmpfs", directory.encode(), b"tmpfs", _READ_ONLY, None) != 0:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), directory)
+
+    def occupy(self, directory: str) -> None:
+        """Hold a directory for specs as another agent does."""
+        os.makedirs(directory)
+        self._occupied.append(os.open(directory, os.O_RDONLY | os.O_DIRECTORY))
+        fcntl.flock(self._occupied[-1], fcntl.LOCK_EX)
 
     # --- a file system that hangs -----------------------------------------------------------------
 

@@ -60,6 +60,22 @@ def test_another_directory_takes_the_specs_and_the_old_one_is_left_empty(
     assert host.end_reader()["overlaps"] == []
 
 
+def test_a_directory_that_is_left_is_left_empty_though_there_is_no_record_of_it(
+    host: PrivateHost,
+) -> None:
+    """The state directory cannot be written, and no setting names the old directory any more."""
+    host.inside.mount_read_only("/run/sealed")
+    host.kernel.plug(A.hardware)
+    state = {"state_directory": "/run/sealed/state"}
+    host.inside.start_agent(settings(cdi={"directory": MOVED_SPECS}) | state)
+    before = published(host, MOVED_SPECS)
+    assert before == truth(host)
+    host.inside.reload({**SETTINGS, **state})
+    assert published(host) == before
+    assert published(host, MOVED_SPECS) == {}
+    assert host.end_reader()["overlaps"] == []
+
+
 def test_another_format_replaces_the_file_of_the_old_one(host: PrivateHost) -> None:
     """Both in one directory would make every device unresolvable: the consumer would tell."""
     start(host, A, B)
@@ -138,12 +154,14 @@ def test_a_bad_configuration_is_refused_and_the_old_one_stays(host: PrivateHost)
     [
         pytest.param("/proc/cdi", "cannot make /proc/cdi", id="cannot be made"),
         pytest.param("/run/sealed", "cannot write to /run/sealed", id="read-only"),
+        pytest.param("/run/theirs", "another cdi-agent holds /run/theirs", id="another agent's"),
     ],
 )
-def test_a_directory_that_cannot_be_written_to_takes_nothing_out_of_the_old_one(
+def test_a_directory_that_cannot_be_had_takes_nothing_out_of_the_old_one(
     host: PrivateHost, directory: str, problem: str
 ) -> None:
     host.inside.mount_read_only("/run/sealed")
+    host.inside.occupy("/run/theirs")
     start(host, A)
     host.inside.reload(settings(cdi={"directory": directory}))
     (refused,) = log_entries(host, "reload-refused")

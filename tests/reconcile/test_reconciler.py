@@ -416,7 +416,8 @@ class TestRun:
         one_gpu.inbox.order(Reconfigure(rules, one_gpu.scanner, one_gpu.store))
         running = asyncio.create_task(one_gpu.reconciler.run())
         while (await one_gpu.reports.get()).reasons != {"reload": 1}:
-            pass
+            assert not one_gpu.logged("reloaded"), "it is not in force while it waits"
+        assert one_gpu.logged("reloaded")
         assert one_gpu.published() == {}
         assert one_gpu.reasons()[B50] == Reason.IGNORED
         one_gpu.inbox.order(Stop())
