@@ -6,8 +6,10 @@ number, no host name, no network address, no inode. What follows from something 
 written (the PCIe root from the path, a modalias from the ids), and what is usual is left out, so
 a bridge takes one line.
 
-Reading is strict: an unknown key, a wrong type, a key given twice or a host that cannot exist is
-a ``CaptureError`` that names the line and the key.
+Reading is strict: an unknown key, a wrong type, or anything given twice is a ``CaptureError`` that
+names the line and the key. What a look can find is read again, though, even what no sound host has:
+a broken one, or one caught while it changed, is what a bug report is about. ``contradictions``
+finds that, for those who need a host that could be.
 """
 
 import os
@@ -39,13 +41,15 @@ from agent.host.model import (
 
 VERSION: Final = 1
 _AddressText = Annotated[str, msgspec.Meta(pattern=rf"\A{ADDRESS_PATTERN.pattern}\Z")]
-_IdText = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{4}:[0-9a-f]{4}\Z")]
-_ClassText = Annotated[str, msgspec.Meta(pattern=r"\A0x[0-9a-f]{6}\Z")]
+# No device has more digits than four and six; a broken attribute may.
+_IdText = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{4,8}:[0-9a-f]{4,8}\Z")]
+_ClassText = Annotated[str, msgspec.Meta(pattern=r"\A0x[0-9a-f]{6,8}\Z")]
 _NumberText = Annotated[str, msgspec.Meta(pattern=r"\A[0-9]{1,4}:[0-9]{1,7}\Z")]
 _PART: Final = r"(?!\.{1,2}(?:/|\Z))[^/\x00]+"
 _Devpath = Annotated[str, msgspec.Meta(pattern=rf"\A/devices(?:/{_PART})+\Z", max_length=4096)]
 _DevPath = Annotated[str, msgspec.Meta(pattern=rf"\A/dev(?:/{_PART})+\Z", max_length=4096)]
-_Name = Annotated[str, msgspec.Meta(pattern=rf"\A{_PART}\Z", max_length=255)]
+# As it is printed: what is no text in it is spelt out.
+_Name = Annotated[str, msgspec.Meta(pattern=rf"\A{_PART}\Z", max_length=4096)]
 _Natural = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 
 
@@ -340,16 +344,22 @@ def parse(content: bytes | str, *, origin: str = "capture") -> Capture:
         raise CaptureError(
             f"{origin}:{lines.get(place, 1)}: {key}{': ' if key else ''}{problem}"
         ) from error
-    for where, problem in _impossible(captured):
+    for where, problem in _repeated(captured):
         raise CaptureError(f"{origin}: {where}: {problem}")
     return captured
 
 
-def _impossible(captured: Capture) -> Iterator[tuple[str, str]]:
-    """Find what no host can have, as (key, why): a test must not speak of such a world."""
-    known = {function.address: function for function in captured.functions}
+def _repeated(captured: Capture) -> Iterator[tuple[str, str]]:
+    """Find what would be lost, as a look finds it once, as (key, why)."""
     for word, index in _twice(function.address for function in captured.functions):
         yield f"functions[{index}].address", f"{word} is there twice"
+    for path, number in _twice(node.path for node in captured.shared):
+        yield f"shared[{number}].path", f"{path} is there twice"
+
+
+def contradictions(captured: Capture) -> Iterator[tuple[str, str]]:
+    """Find what no sound host has, as (key, why)."""
+    known = {function.address: function for function in captured.functions}
     for index, function in enumerate(captured.functions):
         where = f"functions[{index}]"
         if function.devpath.rpartition("/")[2] != function.address:
@@ -363,8 +373,6 @@ def _impossible(captured: Capture) -> Iterator[tuple[str, str]]:
                 yield f"{where}.virtfns[{place}]", f"{address} is no VF of {function.address}"
         for path, place in _twice(node.path for node in function.nodes):
             yield f"{where}.nodes[{place}].path", f"{path} is there twice"
-    for path, number in _twice(node.path for node in captured.shared):
-        yield f"shared[{number}].path", f"{path} is there twice"
 
 
 def _twice(words: Iterable[str]) -> Iterator[tuple[str, int]]:

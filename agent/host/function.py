@@ -153,7 +153,8 @@ class FunctionReader:
                 raise UnreadableError("its entry is not a link")
             raise _VanishedError
         devpath = os.path.normpath(f"/{DEVICES}/{target}")
-        if not devpath.startswith("/devices/") or not devpath.endswith(f"/{address}"):
+        is_place = devpath.startswith("/devices/") and devpath.endswith(f"/{address}")
+        if not is_place or not devpath.isprintable():
             raise UnreadableError(f"its entry leads to {printable(target)}")
         return devpath
 
@@ -190,7 +191,7 @@ class FunctionReader:
                 subsystem_vendor=subsystem_vendor,
                 subsystem_device=None if subsystem_vendor is None else subsystem_device,
                 revision=folder.hexadecimal("revision"),
-                driver=None if driver is None else printable(driver),
+                driver=printable(driver) if driver else None,
                 boot_vga=None if boot_vga is None else bool(boot_vga),
                 numa_node=None if numa_node is None or numa_node < 0 else numa_node,
                 pcie_root=pcie_root_of(devpath),

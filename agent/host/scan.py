@@ -210,7 +210,7 @@ class Scanner:
 
     def _orphan(self, name: str, kind: str, devpath: str) -> Orphan | None:
         """Read an orphan; None if it vanished or makes no sense."""
-        if not devpath.startswith("/devices/"):
+        if not devpath.startswith("/devices/") or not devpath.isprintable():
             return None
         try:
             with Folder(f"{self._sys}{devpath}") as folder:
@@ -225,7 +225,7 @@ class Scanner:
                 driver = folder.leads_to("device/driver")
         except (FileNotFoundError, UnreadableError):
             return None
-        return Orphan(node, devpath, None if driver is None else sysfs.printable(driver))
+        return Orphan(node, devpath, sysfs.printable(driver) if driver else None)
 
     def _environment(self, *, iommu: bool) -> Environment:
         """What is around; the groups are listed (a long list) only if no function has one."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from agent.errors import CaptureError
-from agent.host.capture import Capture, CapturedFunction, CapturedNode
+from agent.host.capture import Capture, CapturedFunction, CapturedNode, contradictions
 from agent.host.model import Address, DeviceNumber, NodeRole, NodeState, is_vfio_driver
 from agent.simulate.drivers import Drivers, Majors, VfioKind
 from agent.simulate.events import Emit
@@ -59,6 +59,8 @@ def load(
         CaptureError: No kernel makes such a host.
         FileExistsError: The folder is not empty.
     """
+    for where, problem in contradictions(capture):
+        raise CaptureError(f"this host cannot be simulated: {where}: {problem}")
     kernel = Kernel(root, emit, make_node, features=_features(capture))
     try:
         with kernel.boot(autoload=False) as machine:

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.errors import CaptureError
-from agent.host.capture import Capture, capture, dump, load, parse
+from agent.host.capture import Capture, capture, contradictions, dump, load, parse
 from agent.host.captured_text import MAX_BYTES
 from agent.host.model import (
+    EVERYTHING,
     Address,
     DeviceNumber,
     Environment,
@@ -25,6 +26,7 @@ from agent.host.model import (
     Orphan,
     pcie_root_of,
 )
+from tests.host.tree import Host
 
 GPU = Function(
     address=Address("0000:03:00.0"),
@@ -144,6 +146,66 @@ def test_what_is_written_is_read_again(inventory: Inventory) -> None:
     assert dataclasses.replace(again, functions=without_inodes) == inventory
 
 
+def mess_vf(tree: Host) -> None:
+    """A VF, and a PF that lists another."""
+    tree.link(f"sys/devices/pci0000:00/{A}/physfn", f"sys/devices/pci0000:00/{B}")
+    tree.link(f"sys/devices/pci0000:00/{B}/virtfn0", f"sys/devices/pci0000:00/{B}")
+
+
+def mess_twice(tree: Host) -> None:
+    """Two cards of one function, and two of two, whose nodes have one path."""
+    tree.bind(A, "xe", "card0", "card1")
+    tree.bind(B, "xe", "card2")
+    for place in (f"{A}/drm/card1", f"{B}/drm/card2"):
+        tree.write(f"sys/devices/pci0000:00/{place}/uevent", "DEVNAME=dri/card0\n")
+
+
+def mess_numbers(tree: Host) -> None:
+    """Attributes with more digits than anything has."""
+    for name in ("vendor", "device", "class", "subsystem_vendor", "subsystem_device", "revision"):
+        tree.write(f"sys/devices/pci0000:00/{A}/{name}", "0xffffffff\n")
+
+
+def mess_names(tree: Host) -> None:
+    """Drivers whose names are no text, or none."""
+    os.symlink(b"../" + b"\xff" * 250, tree.sys(A, "driver"))
+    os.symlink("drivers/", tree.sys(B, "driver"))
+
+
+def mess_places(tree: Host) -> None:
+    """A function below a folder whose name is no text."""
+    folder = os.fsencode(tree.root / "sys/devices/pci0000:01") + b"\xff\n"
+    os.mkdir(folder)
+    os.rename(tree.sys(A), os.path.join(folder, os.fsencode(A)))
+    entry = tree.root / "sys/bus/pci/devices" / A
+    entry.unlink()
+    os.symlink(os.path.join(b"../../../devices", os.path.basename(folder), A.encode()), entry)
+
+
+A, B = "0000:03:00.0", "0000:04:00.0"
+
+
+@pytest.mark.parametrize(
+    "mess",
+    [mess_vf, mess_twice, mess_numbers, mess_names, mess_places],
+    ids=["VFs", "one path", "numbers", "names", "places"],
+)
+def test_whatever_a_look_finds_on_a_broken_host_is_read_again(
+    tmp_path: Path, mess: Callable[[Host], object]
+) -> None:
+    """A bug report is about just such a host."""
+    tree = Host(tmp_path)
+    tree.add(A)
+    tree.add(B)
+    mess(tree)
+    inventory = tree.scanner().scan(EVERYTHING, Inventory())
+    assert {*inventory.functions, *inventory.dropped} == {A, B}
+    captured = capture(inventory)
+    (tmp_path / "host.yaml").write_text(dump(captured), encoding="utf-8")
+    assert load(tmp_path / "host.yaml") == captured
+    assert capture(captured.inventory()) == captured
+
+
 RENDER_MISSING = (
     "{role: render, name: renderD128, path: /dev/dri/renderD128, state: missing, settled: false}"
 )
@@ -253,18 +315,6 @@ def edited(old: str, new: str) -> str:
         pytest.param(
             edited("path: /dev/dri/card0", "path: /dev/../etc/passwd"), "nodes[0].path: ", id="dots"
         ),
-        pytest.param(
-            edited("0000:03:00.0\n  id", "0000:04:00.0\n  id"),
-            "functions[0].devpath: does not end in 0000:03:00.0",
-            id="another place",
-        ),
-        pytest.param(
-            edited(
-                "name: renderD128, path: /dev/dri/renderD128", "name: card0, path: /dev/dri/card0"
-            ),
-            "functions[0].nodes[1].path: /dev/dri/card0 is there twice",
-            id="one node twice",
-        ),
     ],
 )
 def test_what_is_no_captured_host_is_refused_by_line_and_key(text: str, sentence: str) -> None:
@@ -284,25 +334,43 @@ def two(first: str = "", address: str = "0000:03:00.1", second: str = "") -> str
     return "\n".join(lines)
 
 
+def test_a_function_that_is_there_twice_is_refused() -> None:
+    with pytest.raises(CaptureError) as caught:
+        parse(two(address="0000:03:00.0"))
+    assert caught.value.sentence == "capture: functions[1].address: 0000:03:00.0 is there twice"
+
+
 @pytest.mark.parametrize(
-    ("text", "sentence"),
+    ("text", "contradiction"),
     [
-        (two(address="0000:03:00.0"), "functions[1].address: 0000:03:00.0 is there twice"),
         (
             two(second=", physfn: 0000:03:00.0"),
-            "functions[1].physfn: 0000:03:00.0 has no such VF",
+            ("functions[1].physfn", "0000:03:00.0 has no such VF"),
         ),
         (
             two(", virtfns: [0000:03:00.1]"),
-            "functions[0].virtfns[0]: 0000:03:00.1 is no VF of 0000:03:00.0",
+            ("functions[0].virtfns[0]", "0000:03:00.1 is no VF of 0000:03:00.0"),
+        ),
+        (
+            edited("0000:03:00.0\n  id", "0000:04:00.0\n  id"),
+            ("functions[0].devpath", "does not end in 0000:03:00.0"),
+        ),
+        (
+            edited(
+                "name: renderD128, path: /dev/dri/renderD128", "name: card0, path: /dev/dri/card0"
+            ),
+            ("functions[0].nodes[1].path", "/dev/dri/card0 is there twice"),
         ),
     ],
-    ids=["address twice", "VF without PF", "PF without VF"],
+    ids=["VF without PF", "PF without VF", "another place", "one node twice"],
 )
-def test_a_host_that_cannot_exist_is_refused(text: str, sentence: str) -> None:
-    with pytest.raises(CaptureError) as caught:
-        parse(text)
-    assert caught.value.sentence == f"capture: {sentence}"
+def test_a_host_that_contradicts_itself_is_read_and_can_be_told(
+    text: str, contradiction: tuple[str, str]
+) -> None:
+    captured = parse(text)
+    assert list(contradictions(captured)) == [contradiction]
+    again = capture(captured.inventory(), description=captured.description, kernel=captured.kernel)
+    assert parse(dump(again)) == captured
 
 
 def test_a_small_file_that_would_be_huge_is_refused_before_it_is() -> None:

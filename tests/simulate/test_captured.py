@@ -140,6 +140,7 @@ def test_a_captured_host_goes_on(kernel: Kernel, heard: Recorder, tmp_path: Path
             id="two cards",
         ),
         pytest.param({"devpath": "/devices/platform/0000:03:00.0"}, "is not at", id="not on PCI"),
+        pytest.param({"virtfns": [GPU]}, r"functions\[0\]\.virtfns", id="its own VF"),
         pytest.param(
             {"driver": "vfio-pci", "vfio_dev": True}, "cannot be bound", id="VFIO without a group"
         ),
