@@ -1,9 +1,11 @@
 """``cdi-agent run``: the service; it imports no other command."""
 
 import asyncio
+import contextlib
 import os
 import sys
 from pathlib import Path
+from typing import Final
 
 import click
 import msgspec
@@ -14,7 +16,11 @@ from agent.cli.lock import instance_lock
 from agent.cli.options import config_option
 from agent.daemon import Daemon
 from agent.errors import AgentError, ExitCode
+from agent.host.files import make_directories
 from agent.observe import log as logs
+
+RUNTIME: Final = "/run/cdi-agent"
+"""Where our sockets lie, unless the configuration says otherwise."""
 
 
 @click.command("run")
@@ -44,6 +50,7 @@ def command(config_path: Path | None, log_level: str | None) -> int:
     log = logs.configure(settings.log, environ=os.environ)
     try:
         with instance_lock(Path(settings.state_directory), Path(settings.cdi.directory)) as lock:
+            _make_runtime_directory(settings)
             daemon = Daemon(
                 settings,
                 reload=load,
@@ -62,3 +69,14 @@ def command(config_path: Path | None, log_level: str | None) -> int:
         log.close()
         sys.stderr.flush()
     return ExitCode.OK
+
+
+def _make_runtime_directory(settings: config.Config) -> None:
+    """Make the folder of our sockets, if one is to be opened there.
+
+    A unit has RuntimeDirectory= for that. If it cannot be made, the socket's own task says so.
+    """
+    sockets = (settings.control.socket, settings.metrics.listen)
+    if any(path is not None and os.path.dirname(path) == RUNTIME for path in sockets):
+        with contextlib.suppress(OSError):
+            make_directories(RUNTIME)

@@ -135,7 +135,8 @@ def files_written(host: PrivateHost) -> list[tuple[str, str]]:
 
 def log_entries(host: PrivateHost, event: str) -> list[dict[str, Any]]:
     """What it has logged under a name."""
-    entries = (json.loads(line) for line in host.inside.agent_log().splitlines())
+    whole, _, _being_written = host.inside.agent_log().rpartition("\n")
+    entries = (json.loads(line) for line in whole.splitlines())
     return [entry for entry in entries if entry["event"] == event]
 
 

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from agent.control.server import LONGEST_DELAY
 from agent.simulate.udev import UdevMode
 from tests.conftest import IN_CI
 from tests.netns.inside import METRICS, SPECS
 from tests.netns.outside import PrivateHost
+from tests.netns.process import START
 from tests.netns.story import (
     GPU_FILE,
     MEI_FILE,
@@ -114,6 +116,21 @@ def test_a_function_without_a_driver_delays_nothing_once_udev_is_done(host: Priv
     assert told(host, "STATUS")[-1] == "nothing to publish"
 
 
+def test_started_by_hand_it_makes_the_folder_of_its_sockets(host: PrivateHost) -> None:
+    """A unit has RuntimeDirectory= for it; the umask may be any."""
+    own = {"control": "/run/cdi-agent/control.sock", "metrics": "/run/cdi-agent/metrics.sock"}
+    host.inside.start_agent(
+        settings(metrics={"listen": own["metrics"]}),
+        through=("sh", "-c", 'umask 077; exec "$@"', "sh"),
+    )
+    opened = host.until(lambda: log_entries(host, "listening"), lambda seen: len(seen) == len(own))
+    assert {entry["service"]: entry["address"] for entry in opened} == {
+        name: [path] for name, path in own.items()
+    }
+    assert host.inside.mode("/run/cdi-agent") == 0o755
+    assert log_entries(host, "not-listening") == []
+
+
 # --- while it runs --------------------------------------------------------------------------------
 
 
@@ -153,7 +170,9 @@ def test_a_taken_metrics_port_is_reported_and_the_agent_works_until_it_is_free(
     assert host.kernel.move(A.address, "vfio-pci") == 0
     becomes_true(host)
     host.inside.free_port()
-    assert host.until(lambda: about_metrics(host, "listening"), bool)
+    # The longer all this took, the longer the agent waits until it tries again.
+    patience = START + LONGEST_DELAY
+    assert host.until(lambda: about_metrics(host, "listening"), bool, patience)
     assert host.metrics()["cdi_agent_healthy"] == 1
     assert len(about_metrics(host, "not-listening")) == 1
 
