@@ -51,7 +51,7 @@ class ConfigError(AgentError):
     """The configuration cannot be used; the text lists every fault found in it.
 
     Args:
-        sentence: All of it, as one sentence.
+        summary: What cannot be used.
         hint: What the reader can do about it.
         faults: Each fault by itself, with its line and key.
     """
@@ -60,9 +60,10 @@ class ConfigError(AgentError):
     exit_code = ExitCode.CONFIG
 
     def __init__(
-        self, sentence: str, *, hint: str | None = None, faults: tuple[str, ...] = ()
+        self, summary: str, *, hint: str | None = None, faults: tuple[str, ...] = ()
     ) -> None:
-        super().__init__(sentence, hint=hint)
+        super().__init__(f"{summary}: {'; '.join(faults)}" if faults else summary, hint=hint)
+        self.summary = summary
         self.faults = faults
 
 

@@ -15,7 +15,7 @@ from typing import Final, NoReturn
 import click
 
 from agent import __version__
-from agent.errors import AgentError, ExitCode
+from agent.errors import AgentError, ConfigError, ExitCode
 
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "run": ("run.command", "Follow the host and keep its CDI specs true: the service."),
@@ -115,7 +115,12 @@ def execute(argv: Sequence[str] | None = None) -> int:
 
 
 def report(error: AgentError) -> None:
-    """Tell a person what went wrong and what to do about it."""
-    click.echo(f"cdi-agent: {error.sentence}", err=True)
+    """Tell a person what went wrong and what to do about it; what is many things, one a line."""
+    if isinstance(error, ConfigError) and error.faults:
+        click.echo(f"cdi-agent: {error.summary}:", err=True)
+        for fault in error.faults:
+            click.echo(f"  {fault}", err=True)
+    else:
+        click.echo(f"cdi-agent: {error.sentence}", err=True)
     if error.hint is not None:
         click.echo(f"  hint: {error.hint}", err=True)

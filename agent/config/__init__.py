@@ -125,7 +125,7 @@ def _builtin() -> tuple[Profile, ...]:
 def _refusal(source: str, faults: list[Fault]) -> ConfigError:
     ordered = sorted(faults, key=lambda fault: fault.line or 0)
     return ConfigError(
-        f"{source} cannot be used: {'; '.join(map(str, ordered))}",
+        f"{source} cannot be used",
         hint="config.example.yaml documents every key",
         faults=tuple(map(str, ordered)),
     )

@@ -236,14 +236,29 @@ class TestCheckConfig:
     def test_a_good_file(self, run: Run, empty_host: str) -> None:
         assert run("check-config", empty_host) == (0, f"{empty_host} is good\n", "")
 
-    def test_every_fault_is_told_at_once(self, run: Run, tmp_path: Path) -> None:
+    @pytest.mark.parametrize(
+        "command",
+        [
+            ["check-config"],
+            ["run"],
+            ["scan"],
+            ["generate", "--dry-run"],
+            ["status"],
+        ],
+        ids=lambda command: command[0],
+    )
+    def test_every_fault_is_told_at_once_each_on_its_line_by_every_command(
+        self, run: Run, tmp_path: Path, command: list[str]
+    ) -> None:
         file = tmp_path / "config.yaml"
         file.write_text("cdi:\n  formt: yaml\nreconcile:\n  settle: soon\n")
-        code, out, err = run("check-config", str(file))
+        code, out, err = run(*command, "-c", str(file))
         assert (code, out) == (ExitCode.CONFIG, "")
-        assert len(err.splitlines()) == 2
-        assert "formt" in err
-        assert "settle" in err
+        summary, one, two, hint = err.splitlines()
+        assert summary == f"cdi-agent: {file} cannot be used:"
+        assert one.startswith("  line 2: cdi.formt")
+        assert two.startswith("  line 4: reconcile.settle")
+        assert hint.startswith("  hint: ")
 
     def test_a_missing_file(self, run: Run, tmp_path: Path) -> None:
         code, _, err = run("check-config", str(tmp_path / "none.yaml"))
