@@ -6,8 +6,9 @@ first written, so a crash in between leaves a name too many and never a file too
 lag behind: they only tell a file that we wrote from one that was edited, where the file itself
 (its first line) does not.
 
-A record that cannot be read is set aside, never trusted in part and never a reason to stop:
-files of ours are then known by their first line.
+A record that cannot be read is set aside before the next is written, never trusted in part and
+never a reason to stop: files of ours are then known by their first line. That somebody who only
+looks, and is not root, may not read it is nothing to speak of.
 
 ``Record`` is an immutable value; ``RecordFile`` and ``Ledger`` block and belong in a thread.
 """
@@ -17,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import os
 import threading
 from collections.abc import Mapping
 from typing import Final
@@ -91,6 +93,7 @@ class RecordFile:
         self._file = StateFile(
             directory, FILE_NAME, limit=_MAX_SIZE, step=lambda name: step(f"record-{name}")
         )
+        self._is_unusable = False
 
     @property
     def path(self) -> str:
@@ -99,8 +102,6 @@ class RecordFile:
 
     def load(self) -> tuple[Record, str | None]:
         """The record, and why it had to be given up, if it had to be.
-
-        A record that cannot be used is renamed, so that nothing overwrites it but the next such.
 
         Raises:
             StoreError: This process lacks the means to look; that says nothing about the record.
@@ -112,16 +113,23 @@ class RecordFile:
         except (OSError, ValueError) as error:
             if isinstance(error, OSError) and error.errno in OUT_OF_MEANS:
                 raise fault("read", self.path, error) from error
-            with contextlib.suppress(OSError):
-                self._file.set_aside()
+            if isinstance(error, PermissionError) and os.geteuid() != 0:
+                return Record(), None
+            self._is_unusable = True
             return Record(), getattr(error, "strerror", None) or str(error)
 
     def save(self, record: Record) -> None:
         """Make a record durable.
 
+        One that could not be used is renamed, so that nothing overwrites it but the next such.
+
         Raises:
             OSError: It could not be; the old one is as it was.
         """
+        if self._is_unusable:
+            with contextlib.suppress(OSError):
+                self._file.set_aside()
+            self._is_unusable = False
         self._file.replace(_render(record))
 
 

@@ -105,7 +105,7 @@ EVENTS: Final[Mapping[str, Event]] = {
         "regularly. Said once.",
     ),
     "spec-record-unusable": Event(
-        "error", "The record of our spec files cannot be read; it was set aside."
+        "error", "The record of our spec files cannot be read; it is set aside for a new one."
     ),
     "spec-record-unwritable": Event(
         "error", "The record of our spec files cannot be written; said once until it can."

@@ -1,6 +1,7 @@
 """The record of what we wrote: before the file, whole or set aside, and never in the way."""
 
 import asyncio
+import errno
 import json
 import os
 from collections.abc import Callable
@@ -130,6 +131,32 @@ async def test_a_record_that_cannot_be_used_is_set_aside_and_said(
     assert place.path.read_bytes() == content_of(1, 2)
     assert sorted(os.listdir(place.state)) == ["specs.json", "specs.json.set-aside"]
     assert (await asyncio.to_thread(RecordFile(str(place.state)).load))[1] is None
+
+
+def test_who_only_looks_changes_no_record(place: Place) -> None:
+    """As ``scan`` does: a broken one is for the service to set aside."""
+    place.state.mkdir(parents=True)
+    record_file(place).write_bytes(b"{")
+    place.store().read()
+    assert os.listdir(place.state) == ["specs.json"]
+
+
+@pytest.mark.parametrize(("user", "said"), [(0, ["spec-record-unusable"]), (1000, [])])
+def test_a_record_that_may_not_be_read_is_no_trouble_of_an_ordinary_user(
+    place: Place, monkeypatch: pytest.MonkeyPatch, user: int, said: list[str]
+) -> None:
+    """Root may read everything, unless something is wrong."""
+
+    def refuse(_path: str, _limit: int) -> bytes:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    asyncio.run(place.store().apply(place.write(1)))
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    monkeypatch.setattr("agent.host.files.read_regular", refuse)
+    with capture_logs() as logs:
+        disk = place.store().read()
+    assert [entry["event"] for entry in logs if entry["log_level"] != "info"] == said
+    assert list(disk.ours) == [str(place.path)], "known by its first line"
 
 
 # --- a state directory that cannot be written -----------------------------------------------------
