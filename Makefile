@@ -9,8 +9,8 @@ SHELL := bash
 
 bin := .venv/bin
 pytest := $(bin)/python -m pytest
-# What runs without root and without any program from outside.
-unit := not (netns or podman or guest or prometheus or systemd or bench)
+# What is soon over, without root and without any program from outside.
+unit := not (claims or netns or podman or guest or prometheus or systemd or bench)
 
 .PHONY: help
 help: ## list the targets
@@ -33,7 +33,7 @@ format: .venv/dev ## format, and mend what ruff can mend
 	$(bin)/ruff check --fix
 
 .PHONY: unit
-unit: .venv/dev ## the tests that need neither root nor other programs
+unit: .venv/dev ## the tests that need neither root, other programs, nor patience
 	$(pytest) -m "$(unit)"
 
 .PHONY: test

@@ -14,6 +14,8 @@ from tests.claims.conftest import MakeHost
 from tests.claims.host import ClaimHost, Document, Gate
 from tests.claims.shapes import AUDIO, B50, B60, ONE, TWO, VFIO_NAME, Shape
 
+pytestmark = pytest.mark.claims
+
 OVERRIDE, UNBIND, PROBE = "driver_override", "unbind", "drivers_probe"
 NOTHING_DONE = 0
 """What a write answers that the kernel takes and does nothing about."""

@@ -26,6 +26,8 @@ from tests.claims.shapes import (
     Shape,
 )
 
+pytestmark = pytest.mark.claims
+
 Arm = Callable[[int], contextlib.AbstractContextManager[None]]
 """Lets the agent die at the n-th step from now."""
 

@@ -18,6 +18,8 @@ from tests.claims.conftest import MakeHost
 from tests.claims.host import DRIVERS, ClaimHost, Document
 from tests.claims.shapes import B50, B60, NAME, NATIVE, ONE, VFIO_NAME
 
+pytestmark = pytest.mark.claims
+
 GPU = f"intel.com/gpu={NAME}"
 CONSOLE = "0000:00:02.0"
 ASK = """

@@ -6,6 +6,8 @@ from agent.simulate.host import arc_b50
 from tests.claims.conftest import MakeHost
 from tests.claims.shapes import B50, SHAPES, VF, Shape
 
+pytestmark = pytest.mark.claims
+
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
 def test_prepared_and_released_each_twice(make_host: MakeHost, shape: Shape) -> None:
