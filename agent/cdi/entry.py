@@ -5,6 +5,7 @@ about it is ``cdi.desired``'s.
 """
 
 import dataclasses
+import re
 from collections.abc import Iterable
 from typing import Final
 
@@ -12,7 +13,7 @@ from agent.cdi import rules
 from agent.cdi.offers import Fingerprint, Offer, Reason
 from agent.cdi.profile import Access, Backend, Naming, Profile, knows
 from agent.cdi.spec import ContainerEdits, Device, Kind, Mount
-from agent.host.model import Function, Node, NodeRole, NodeState
+from agent.host.model import ADDRESS_PATTERN, Address, Function, Node, NodeRole, NodeState
 
 VFIO_CONTAINER: Final = "/dev/vfio/vfio"
 """The legacy back end's shared node."""
@@ -21,6 +22,9 @@ IOMMUFD: Final = "/dev/iommu"
 
 # bind: it is a node, not a file system; no nodev, or it could not be opened.
 _LINK_OPTIONS: Final = ("bind", "nosuid", "noexec")
+_MACHINE: Final = re.compile(
+    r"([0-9a-f]{4,8})-([0-9a-f]{2})-([0-9a-f]{2})-([0-7])-0x[0-9a-f]{4}", re.ASCII
+)
 _STATES: Final = {
     NodeState.MISSING: (Reason.NODE_MISSING, "does not exist"),
     NodeState.MISMATCH: (Reason.NODE_MISMATCH, "is not the node that sysfs lists"),
@@ -66,6 +70,16 @@ def case_of(function: Function, profile: Profile) -> Case:
         name=_name(function, profile, on_vfio=on_vfio),
         shared=(VFIO_CONTAINER, IOMMUFD) if on_vfio else tuple(n.path for n in profile.shared),
     )
+
+
+def address_in_name(name: str) -> Address | None:
+    """The address that a device's name tells, whether it is published or not; None if it does not.
+
+    That is so for names by address: ``0000-03-00-0-0xe212``, and the address itself.
+    """
+    machine = _MACHINE.fullmatch(name)
+    address = name if machine is None else "{}:{}:{}.{}".format(*machine.groups())
+    return Address(address) if ADDRESS_PATTERN.fullmatch(address) else None
 
 
 def _name(function: Function, profile: Profile, *, on_vfio: bool) -> str | None:

@@ -12,6 +12,8 @@ from typing import Any
 import click
 
 from agent import config
+from agent.cdi.entry import address_in_name
+from agent.cdi.rules import ALL
 from agent.cli.options import config_option, output_option
 from agent.cli.output import columns, echo_json, good, heading, notable
 from agent.control.client import call
@@ -270,12 +272,37 @@ def status(config_path: Path | None, output: str) -> int:
     return ExitCode.OK if document["healthy"] else ExitCode.FAILURE
 
 
+def _address_of(config_path: Path | None, device: str) -> str:
+    """The address of a device that is called by its CDI name, as in an engine's message.
+
+    Raises:
+        AgentError: No agent answers, or the name tells nothing.
+    """
+    kind, equals, name = device.rpartition("=")
+    if not equals:
+        return device
+    for row in _ask(config_path, "GET", "/v1/devices")["devices"]:
+        if (row["kind"], row["name"]) == (kind, name):
+            return str(row["address"])
+    if (address := address_in_name(name)) is not None:
+        return address  # withheld, which is why an engine does not find it
+    what = "every device of its kind" if name == ALL else "the name of no published device"
+    raise AgentError(
+        f"{device} is {what}", hint="`cdi-agent scan` shows the address of each device"
+    )
+
+
 @click.command("explain")
-@click.argument("address")
+@click.argument("device")
 @config_option
 @output_option
-def explain(address: str, config_path: Path | None, output: str) -> None:
-    """Say all that the running agent knows of a function, and what it waits for."""
+def explain(device: str, config_path: Path | None, output: str) -> None:
+    """Say all that the running agent knows of a function, and what it waits for.
+
+    DEVICE is a PCI address, or a CDI name (intel.com/gpu=…) as a container engine's message has it,
+    whether it is published or not.
+    """
+    address = _address_of(config_path, device)
     document = _ask(config_path, "GET", f"/v1/explain/{_quoted(address)}")
     if output == "json":
         echo_json(document)
@@ -291,10 +318,10 @@ def explain(address: str, config_path: Path | None, output: str) -> None:
     for node in document["nodes"]:
         udev = "" if node["settled"] else ", udev has not dealt with it"
         click.echo(f"  {node['path']}: {node['state']}{udev}")
-    for device in document["devices"]:
-        name = f"{device['kind'] or 'no kind'}" + (f"={device['name']}" if device["name"] else "")
-        detail = f" ({device['reason']}): {device['detail']}" if device["reason"] else ""
-        click.echo(f"  {device['state']}: {name}{detail}")
+    for row in document["devices"]:
+        name = f"{row['kind'] or 'no kind'}" + (f"={row['name']}" if row["name"] else "")
+        detail = f" ({row['reason']}): {row['detail']}" if row["reason"] else ""
+        click.echo(f"  {row['state']}: {name}{detail}")
     if document["claim"] is not None:
         click.echo(f"  claim {document['claim']['id']}: {document['claim']['explanation']}")
     if document["stranded"] is not None:

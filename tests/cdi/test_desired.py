@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from agent.cdi.desired import Policy, Reason
+from agent.cdi.entry import address_in_name
 from agent.cdi.profile import (
     Backend,
     HookEdit,
@@ -269,6 +270,19 @@ def test_a_device_is_called_as_its_profile_says(naming: Naming, names: list[str]
     host = inventory(function(B60, 1, device=0xE211), function(B50, 5))
     result = decide(host, profiles=changed("intel-gpu", naming=naming))
     assert published(result) == {"intel.com/gpu": names}
+
+
+@pytest.mark.parametrize("naming", [Naming.MACHINE, Naming.ADDRESS])
+@pytest.mark.parametrize("address", ["0000:03:00.0", "10000:e1:1f.7", "ffffffff:00:00.0"])
+def test_a_name_by_address_tells_the_address(naming: Naming, address: str) -> None:
+    host = function(address, 0)
+    (offer, *_) = decide(host, profiles=changed("intel-gpu", naming=naming)).offers
+    assert address_in_name(offer.device.name) == address
+
+
+@pytest.mark.parametrize("name", ["all", "card0", "0", "0000-03-00-0", "x0000-03-00-0-0xe212", ""])
+def test_no_other_name_does(name: str) -> None:
+    assert address_in_name(name) is None
 
 
 def test_two_devices_of_one_name_are_both_withheld() -> None:

@@ -167,6 +167,37 @@ def test_explain_says_what_is_known_of_a_function(run: Run) -> None:
     assert "withheld: intel.com/gpu (held): claim vm holds it" in out
 
 
+@pytest.mark.parametrize(
+    ("device", "address"),
+    [
+        pytest.param("intel.com/gpu=0000-03-00-0-0xe212", A, id="published"),
+        pytest.param("intel.com/gpu=0000-04-00-0-0xe212", B, id="withheld"),
+        pytest.param("intel.com/gpu=0000:04:00.0", B, id="withheld, called by its address"),
+        pytest.param("04:00.0", B, id="an address"),
+    ],
+)
+def test_explain_takes_the_name_that_an_engine_complains_of(
+    run: Run, device: str, address: str
+) -> None:
+    code, out, _ = run("explain", device)
+    assert code == 0
+    assert out.startswith(f"{address}  8086:e212 ")
+
+
+@pytest.mark.parametrize(
+    ("device", "sentence"),
+    [
+        ("intel.com/gpu=all", "intel.com/gpu=all is every device of its kind"),
+        ("intel.com/gpu=card7", "intel.com/gpu=card7 is the name of no published device"),
+        ("intel.com/gpu", "'intel.com/gpu' is not a PCI address such as 0000:03:00.0 (invalid)"),
+    ],
+)
+def test_explain_says_what_is_no_device(run: Run, device: str, sentence: str) -> None:
+    code, out, err = run("explain", device)
+    assert (code, out) == (ExitCode.FAILURE, "")
+    assert err.splitlines()[0] == f"cdi-agent: {sentence}"
+
+
 @pytest.mark.parametrize("command", ["status", "claims"])
 def test_json_is_what_the_socket_says(run: Run, command: str) -> None:
     code, out, _ = run(command, "-o", "json")
