@@ -6,6 +6,7 @@ for nobody knows what is claimed: then the service keeps specs true and claims n
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping, Sequence
 from typing import Final
 
@@ -17,12 +18,11 @@ from agent.errors import AgentError
 from agent.host.model import HoldMode, parse_address
 from agent.reconcile.desk import Desk
 from agent.reconcile.messages import Finished, Inbox
-from agent.vfio.children import started_at
 from agent.vfio.journal import Journal, boot_id
 from agent.vfio.model import Answer, Order, Prepare
+from agent.vfio.owners import owners_gone
 from agent.vfio.roots import Roots, Timeouts
 from agent.vfio.settings import AssignSettings
-from agent.vfio.state import Claims
 from agent.vfio.worker import WRITER, Worker
 
 _log = structlog.get_logger()
@@ -62,7 +62,6 @@ class Claiming:
         self.assign_again = asyncio.Event()
         """Set when the configuration has changed."""
         self._worker: Worker | None = None
-        self._proc = config.host.proc
         self.modules = environ.get(MODULES_VARIABLE, "/lib/modules")
         """Where the kernel's modules are."""
         journal = Journal(config.state_directory)
@@ -94,7 +93,7 @@ class Claiming:
             worker=self._worker,
             rules=claim_rules(config, modules=self.modules),
             boot_id=boot,
-            owners_gone=self._owners_gone,
+            owners_gone=functools.partial(owners_gone, proc=config.host.proc),
         )
 
     def root_tasks(self) -> Mapping[str, Coroutine[object, object, object]]:
@@ -142,15 +141,6 @@ class Claiming:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LAST_WRITE):
                     await self._worker.finish()
-
-    def _owners_gone(self, claims: Claims) -> frozenset[str]:
-        """The claims whose owner's process has ended; a pid that was given out again is another."""
-        return frozenset(
-            claim.id
-            for claim in claims.live.values()
-            if (pid := claim.record.request.owner_pid) is not None
-            and started_at(pid, self._proc) != claim.record.request.owner_started
-        )
 
 
 def _order(entry: AssignSettings) -> Prepare:

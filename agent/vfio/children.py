@@ -24,6 +24,9 @@ PYTHON: Final = (sys.executable, "-I", "-S")
 MAX_OUTPUT: Final = 65_536
 """Bytes; also what a pipe holds, so a child is done with its output before anybody reads it."""
 
+_ENDED: Final = (b"Z", b"X")
+"""States of a process, or of its first thread, in proc(5)."""
+
 _ENVIRONMENT: Final = {"LC_ALL": "C.UTF-8", "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
 
 
@@ -201,14 +204,20 @@ def program(module: ModuleType) -> tuple[str, ...]:
 def started_at(pid: int, proc: str = "/proc") -> int | None:
     """When a process started, in clock ticks since boot; None if there is no such process.
 
-    With its pid that tells it from any other. It is field 22 of ``/proc/<pid>/stat``; the second,
+    With its pid that tells it from any other. One that has ended and waits for its parent to take
+    notice is none any more. These are the fields 22, 3 and 20 of ``/proc/<pid>/stat``; the second,
     the name, stands in brackets and may hold blanks and brackets itself.
+
+    Raises:
+        OSError: It cannot be told, for want of descriptors say.
     """
     try:
         with open(f"{proc}/{pid}/stat", "rb", buffering=0) as file:
             after_name = file.read(4096).rpartition(b") ")[2].split()
-        return int(after_name[19])
-    except (OSError, ValueError, IndexError):
+        # Where only the first thread has ended, there are others.
+        has_ended = after_name[0] in _ENDED and int(after_name[17]) <= 1
+        return None if has_ended else int(after_name[19])
+    except (FileNotFoundError, ProcessLookupError, ValueError, IndexError):
         return None
 
 

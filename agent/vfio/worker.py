@@ -141,7 +141,7 @@ class Worker:
 
     async def _hang(self, effect: Write, child: Child) -> None:
         """Report a write that does not come back, and wait until it has, if it ever does."""
-        started = await asyncio.to_thread(started_at, child.pid)
+        started = await asyncio.to_thread(_started_at, child.pid)
         begun = child.output().endswith(writer.BEGUN)
         child.kill()
         what = {"function": effect.address, "step": effect.step.value, "claim": effect.claim}
@@ -236,6 +236,13 @@ def _errno(child: Child) -> int:
     return errno.EIO
 
 
+def _started_at(pid: int) -> int | None:
+    """When a process started, if that can be told; if not, its lock still tells of its end."""
+    with contextlib.suppress(OSError):
+        return started_at(pid)
+    return None
+
+
 async def _until_ended(pid: int, started: int | None) -> None:
     """Wait for a process that is not ours; one with its pid and another start is another."""
     try:
@@ -243,7 +250,7 @@ async def _until_ended(pid: int, started: int | None) -> None:
     except OSError:
         return
     try:
-        if started is None or await asyncio.to_thread(started_at, pid) != started:
+        if started is None or await asyncio.to_thread(_started_at, pid) != started:
             return
         loop = asyncio.get_running_loop()
         ended = asyncio.Event()

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -172,6 +173,7 @@ def test_a_process_is_known_by_when_it_started() -> None:
     [
         pytest.param(b"7 (a b) c) S 1" + b" 0" * 17 + b" 4711 0\n", id="blanks and brackets"),
         pytest.param(b"7 (x) R 1" + b" 0" * 17 + b" 4711", id="plain"),
+        pytest.param(b"7 (x) Z 1" + b" 0" * 15 + b" 3 0 4711", id="first thread has ended"),
     ],
 )
 def test_a_processes_name_may_hold_anything(tmp_path: Path, stat: bytes) -> None:
@@ -180,9 +182,35 @@ def test_a_processes_name_may_hold_anything(tmp_path: Path, stat: bytes) -> None
     assert started_at(7, str(tmp_path)) == 4711
 
 
-@pytest.mark.parametrize("stat", [None, b"", b"7 (x) R", b"7 (x) R" + b" y" * 30])
+@pytest.mark.parametrize(
+    "stat",
+    [
+        pytest.param(None, id="no such process"),
+        pytest.param(b"", id="empty"),
+        pytest.param(b"7 (x) R", id="short"),
+        pytest.param(b"7 (x) R" + b" y" * 30, id="no numbers"),
+        pytest.param(b"7 (x) Z 1" + b" 0" * 15 + b" 1 0 4711", id="ended"),
+        pytest.param(b"7 (x) X 1" + b" 0" * 15 + b" 0 0 4711", id="dead"),
+    ],
+)
 def test_a_process_that_has_gone_has_no_start(tmp_path: Path, stat: bytes | None) -> None:
     (tmp_path / "7").mkdir()
     if stat is not None:
         (tmp_path / "7/stat").write_bytes(stat)
     assert started_at(7, str(tmp_path)) is None
+
+
+def test_a_process_that_has_ended_is_none_though_nobody_has_noticed() -> None:
+    process = subprocess.Popen(["true"])
+    try:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert started_at(process.pid) is None
+    finally:
+        process.wait()
+
+
+def test_a_start_that_cannot_be_told_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7/stat").symlink_to("stat")
+    with pytest.raises(OSError, match="symbolic links"):
+        started_at(7, str(tmp_path))
