@@ -14,7 +14,9 @@
 An order is answered when it is done or refused, which takes seconds at most and the time that the
 kernel takes. Whoever hangs up changes nothing: the same order again joins the one under way. An
 answer that is no success has ``problems``, each with a stable ``code``, a sentence and a hint; a
-body that is not understood is answered with the path of the field. Who asked stands in the log.
+body that is not understood is answered with the path of the field. A body or a word of the query
+that means nothing to a path is refused: who writes ``?dryrun=true`` wants nothing to be done. Who
+asked stands in the log.
 """
 
 import asyncio
@@ -39,6 +41,7 @@ from agent.vfio.model import Answer, Code, Order, Prepare, Recover, Release
 _log = structlog.get_logger()
 
 MAX_BODY: Final = 65_536
+_UNAVAILABLE: Final = 503
 _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,126}")
 
 STATUS: Final = {Code.INVALID: 400, Code.UNKNOWN_DEVICE: 404, Code.NOT_STRANDED: 404}
@@ -83,7 +86,7 @@ class PrepareBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class _RefusedError(Exception):
-    """A request that is not understood: a status and a sentence."""
+    """A request that is not understood, or cannot be at the moment: a status and a sentence."""
 
     def __init__(self, status: int, sentence: str) -> None:
         super().__init__(sentence)
@@ -116,7 +119,7 @@ def application(
             request = await _read(scope, receive)
             status, document = await _Api(agent, proc, clock).answer(request)
         except _RefusedError as refused:
-            status, document = refused.status, _error("invalid", refused.sentence)
+            status, document = refused.status, _refusal(refused)
         body = json.dumps(document, indent=2).encode() + b"\n"
         headers = [
             (b"content-type", b"application/json"),
@@ -149,7 +152,13 @@ class _Api:
         route = _ROUTES.get((request.method, rest[0], len(rest)))
         if route is None:
             raise _RefusedError(405, f"{request.method} is not for this path")
-        return await route(self, request, *rest[1:])
+        if request.body and not route.has_body:
+            raise _RefusedError(400, f"{request.method} of this path has no body")
+        for name in request.query.keys() - route.flags:
+            raise _RefusedError(
+                400, f"?{name[:40]}= means nothing to {request.method} of this path"
+            )
+        return await route.answer(self, request, *rest[1:])
 
     async def status(self, _request: _Request) -> _Reply:
         state = self._agent.snapshot()
@@ -212,35 +221,56 @@ class _Api:
             raise _RefusedError(400, f"the body is not understood: {error}") from error
         started = None
         if body.owner_pid is not None:
-            started = await asyncio.to_thread(started_at, body.owner_pid, self._proc)
+            try:
+                started = await asyncio.to_thread(started_at, body.owner_pid, self._proc)
+            except OSError as error:
+                what = f"process {body.owner_pid} cannot be looked for: {error.strerror}"
+                raise _RefusedError(_UNAVAILABLE, what) from error
             if started is None:
                 raise _RefusedError(400, f"there is no process {body.owner_pid} - at `$.owner_pid`")
+        id_ = _claim_id(claim)
+        names = _names(state, id_)
         return Prepare(
-            id=_claim_id(claim),
+            id=id_,
             mode=HoldMode(body.mode),
-            devices=_devices(state, body.devices, "devices"),
+            devices=_addresses(names, body.devices, "devices"),
             client=request.client,
             force=body.force,
-            named=_devices(state, body.named, "named"),
+            named=_addresses(names, body.named, "named"),
             driver=body.driver,
             from_vfio=body.from_vfio,
             lease=body.lease,
             owner_pid=body.owner_pid,
             owner_started=started,
             dry_run=body.dry_run,
+            called=tuple(
+                (text, names[text])
+                for text in dict.fromkeys((*body.devices, *body.named))
+                if text in names
+            ),
         )
 
 
-_ROUTES: Final[Mapping[tuple[str, str, int], Callable[..., Awaitable[_Reply]]]] = {
-    ("GET", "status", 1): _Api.status,
-    ("GET", "devices", 1): _Api.devices,
-    ("GET", "explain", 2): _Api.explain,
-    ("GET", "claims", 1): _Api.claims,
-    ("PUT", "claims", 2): _Api.prepare,
-    ("DELETE", "claims", 2): _Api.release,
-    ("POST", "recover", 2): _Api.recover,
-    ("POST", "pause", 1): _Api.pause,
-    ("POST", "resume", 1): _Api.pause,
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Route:
+    """What a method of a path does, and what may be said with it."""
+
+    answer: Callable[..., Awaitable[_Reply]]
+    flags: frozenset[str] = frozenset()
+    """Words in the query; each is true or false."""
+    has_body: bool = False
+
+
+_ROUTES: Final[Mapping[tuple[str, str, int], _Route]] = {
+    ("GET", "status", 1): _Route(_Api.status),
+    ("GET", "devices", 1): _Route(_Api.devices),
+    ("GET", "explain", 2): _Route(_Api.explain),
+    ("GET", "claims", 1): _Route(_Api.claims),
+    ("PUT", "claims", 2): _Route(_Api.prepare, has_body=True),
+    ("DELETE", "claims", 2): _Route(_Api.release, frozenset({"force"})),
+    ("POST", "recover", 2): _Route(_Api.recover, frozenset({"force", "dry_run"})),
+    ("POST", "pause", 1): _Route(_Api.pause),
+    ("POST", "resume", 1): _Route(_Api.pause),
 }
 """By method, first part of the path below ``/v1``, and number of parts."""
 _RESOURCES: Final = frozenset((name, parts) for _, name, parts in _ROUTES)
@@ -261,16 +291,25 @@ async def _read(scope: Scope, receive: Receive) -> _Request:
     try:
         target = scope["raw_path"].decode().removeprefix("/")  # it may be `*`, which has no slash
         path = [urllib.parse.unquote(part) for part in target.split("/")]
-        query = dict(urllib.parse.parse_qsl(scope["query_string"].decode(), keep_blank_values=True))
+        words = urllib.parse.parse_qsl(scope["query_string"].decode(), keep_blank_values=True)
     except (UnicodeDecodeError, ValueError) as error:
         raise _RefusedError(400, "the path is not understood") from error
+    query = dict(words)
+    if len(query) < len(words):
+        raise _RefusedError(400, "the query says the same word twice")
     client = scope.get("state", {}).get("peer", "unknown")
     return _Request(scope["method"], tuple(path), query, body, client)
 
 
-def _error(code: str, sentence: str) -> views.Document:
-    problem = {"code": code, "sentence": sentence, "hint": None, "retryable": False}
+def _error(code: str, sentence: str, *, retryable: bool = False) -> views.Document:
+    problem = {"code": code, "sentence": sentence, "hint": None, "retryable": retryable}
     return {"ok": False, "problems": [problem]}
+
+
+def _refusal(refused: _RefusedError) -> views.Document:
+    if refused.status == _UNAVAILABLE:
+        return _error("unavailable", refused.sentence, retryable=True)
+    return _error(Code.INVALID.value, refused.sentence)
 
 
 def _claim_id(text: str) -> str:
@@ -289,13 +328,21 @@ def _address(text: str) -> Address:
         raise _RefusedError(400, str(error)) from error
 
 
-def _devices(state: State, texts: tuple[str, ...], field: str) -> tuple[Address, ...]:
-    """Addresses, or names under which devices are published now."""
-    by_name = {f"{kind}={name}": address for (kind, address), name in state.published.items()}
+def _names(state: State, id_: str) -> Mapping[str, Address]:
+    """What CDI names mean: those of published devices, and those by which this claim was made."""
+    names = {f"{kind}={name}": address for (kind, address), name in state.published.items()}
+    claim = state.claims.live.get(id_)
+    return names if claim is None else names | dict(claim.record.request.called)
+
+
+def _addresses(
+    names: Mapping[str, Address], texts: tuple[str, ...], field: str
+) -> tuple[Address, ...]:
+    """The functions that a client means, by address or by name."""
     found = []
     for number, text in enumerate(texts):
         try:
-            found.append(by_name.get(text) or parse_address(text))
+            found.append(names.get(text) or parse_address(text))
         except ValueError as error:
             raise _RefusedError(
                 400, f"{error}, nor the name of a published device - at `$.{field}[{number}]`"

@@ -70,6 +70,9 @@ class Prepare:
     dry_run: bool = False
     """Run every check, touch no device, and answer with what would be moved. The module of a driver
     is loaded all the same: there is no other way to know that it can be."""
+    called: tuple[tuple[str, Address], ...] = ()
+    """CDI names by which devices were asked for. An entry has gone, and its name may mean another
+    one, as soon as its device is claimed; whoever repeats the order still means this one."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -24,6 +24,8 @@ from agent.vfio.state import Claim, Claims, FunctionState, Phase
 
 A, B = Address("0000:03:00.0"), Address("0000:04:00.0")
 GPU = Kind("intel.com/gpu")
+GONE, REUSED = "intel.com/gpu=card1", "intel.com/gpu=0000-03-00-0-0xe212"
+"""Names by which the claim was made; the second is another device's by now."""
 NAME = "intel.com/gpu-vfio=0000-03-00-0-0xe212"
 
 
@@ -37,7 +39,14 @@ def state(*, dry_run: bool = False) -> State:
     """One device published, one claimed and in force, one stranded, one hung."""
     identity = Identity.of(function(B, "vfio-pci"))
     origin = Origin(B, identity, "xe", None, "vfio-pci")
-    request = Prepare("vm", HoldMode.VFIO, (B,), client="pid 7, uid 0", lease=60)
+    request = Prepare(
+        "vm",
+        HoldMode.VFIO,
+        (B,),
+        client="pid 7, uid 0",
+        lease=60,
+        called=((GONE, B), (REUSED, B)),
+    )
     record = Record(request, (origin,), done=True, names=(NAME,), since=100.0, expires_at=160.0)
     stray = Stray(origin, Problem(Code.STRANDED, "it did not come back", "look"), "vfio-pci")
     write = Write("vm", A, Step.UNBIND, A)
@@ -63,6 +72,10 @@ class FakeAgent:
         self.dry_run = False
         """What it has is a dry run, and no claim."""
         self.reply = Answer(1, "vm", names=(NAME,))
+
+    @property
+    def prepared(self) -> list[Prepare]:
+        return [order for order in self.orders if isinstance(order, Prepare)]
 
     def snapshot(self) -> State:
         return state(dry_run=self.dry_run)

@@ -17,7 +17,7 @@ from agent.control.sockets import UnixAddress, bind
 from agent.host.model import HoldMode
 from agent.vfio.children import started_at
 from agent.vfio.model import Answer, Code, Move, Prepare, Problem, Recover, Release
-from tests.control.fake_agent import NAME, A, B, FakeAgent
+from tests.control.fake_agent import GONE, NAME, REUSED, A, B, FakeAgent
 
 
 @dataclasses.dataclass
@@ -32,10 +32,19 @@ class Socket:
 
 
 @pytest.fixture
-async def control(tmp_path: Path) -> AsyncIterator[Socket]:
+def proc(tmp_path: Path) -> Path:
+    """A procfs in which this process is the only one."""
+    proc = tmp_path / "proc"
+    proc.mkdir()
+    (proc / str(os.getpid())).symlink_to(f"/proc/{os.getpid()}")
+    return proc
+
+
+@pytest.fixture
+async def control(tmp_path: Path, proc: Path) -> AsyncIterator[Socket]:
     agent = FakeAgent()
     path = str(tmp_path / "control.sock")
-    app = application(agent, clock=lambda: 130.0)
+    app = application(agent, proc=str(proc), clock=lambda: 130.0)
     limits = Limits(request_bytes=131_072)
     listener = await asyncio.to_thread(bind, UnixAddress(path))
     service = HttpService("control", app, where=[listener], limits=limits)
@@ -122,7 +131,19 @@ class TestOrders:
             owner_pid=os.getpid(),
             owner_started=started_at(os.getpid()),
             dry_run=True,
+            called=(("intel.com/gpu=0000-03-00-0-0xe212", A),),
         )
+
+    async def test_a_repeated_prepare_means_the_same_device_by_the_name_that_has_gone(
+        self, control: Socket
+    ) -> None:
+        """While it is claimed it has another one, and its own may be given to another device."""
+        for name in (GONE, REUSED):
+            assert (await control.call("PUT", "/v1/claims/vm", {"devices": [name]}))[0] == 200
+        assert [order.devices for order in control.agent.prepared] == [(B,), (B,)]
+        assert [order.called for order in control.agent.prepared] == [((GONE, B),), ((REUSED, B),)]
+        status, document = await control.call("PUT", "/v1/claims/other", {"devices": [GONE]})
+        assert (status, document["problems"][0]["code"]) == (400, "invalid")
 
     async def test_release_and_recover(self, control: Socket) -> None:
         client = f"pid {os.getpid()}, uid {os.getuid()}"
@@ -209,6 +230,32 @@ class TestNotUnderstood:
                 "PUT", "/v1/claims/a%2Fb", {"devices": ["03:00.0"]}, 400, "id", id="id with a slash"
             ),
             pytest.param("DELETE", "/v1/claims/vm?force=yes", None, 400, "force", id="flag"),
+            pytest.param(
+                "POST", f"/v1/recover/{A}?dryrun=true", None, 400, "dryrun", id="unknown word"
+            ),
+            pytest.param(
+                "PUT",
+                "/v1/claims/vm?dry_run=true",
+                {"devices": ["03:00.0"]},
+                400,
+                "dry_run",
+                id="a word that belongs into the body",
+            ),
+            pytest.param("GET", "/v1/claims?force=true", None, 400, "force", id="word of another"),
+            pytest.param(
+                "POST",
+                f"/v1/recover/{A}?dry_run=true&dry_run=false",
+                None,
+                400,
+                "twice",
+                id="a word twice",
+            ),
+            pytest.param(
+                "POST", f"/v1/recover/{A}", {"dry_run": True}, 400, "body", id="body of recover"
+            ),
+            pytest.param(
+                "DELETE", "/v1/claims/vm", {"force": True}, 400, "body", id="body of release"
+            ),
             pytest.param("POST", "/v1/recover/gpu0", None, 400, "gpu0", id="recover no address"),
             pytest.param("GET", "/v1/explain/%FF", None, 400, "address", id="path no text"),
         ],
@@ -226,6 +273,18 @@ class TestNotUnderstood:
         assert got == status
         (problem,) = document["problems"]
         assert word in problem["sentence"]
+        assert control.agent.orders == []
+
+    async def test_an_owner_who_cannot_be_looked_for_may_be_found_later(
+        self, control: Socket, proc: Path
+    ) -> None:
+        (proc / "77").mkdir()
+        (proc / "77/stat").symlink_to("stat")
+        body = {"devices": ["03:00.0"], "owner_pid": 77}
+        status, document = await control.call("PUT", "/v1/claims/vm", body)
+        (problem,) = document["problems"]
+        assert (status, problem["code"], problem["retryable"]) == (503, "unavailable", True)
+        assert "process 77" in problem["sentence"]
         assert control.agent.orders == []
 
     async def test_a_body_that_is_too_large_is_not_read(self, control: Socket) -> None:
