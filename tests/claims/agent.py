@@ -124,12 +124,13 @@ def serve(start: Start) -> None:
     load = functools.partial(config.load, Path(start.config))
     settings = load()
     log = logs.configure(settings.log, environ=start.environ)
-    with instance_lock(Path(settings.state_directory), Path(settings.cdi.directory)):
+    with instance_lock(Path(settings.state_directory), Path(settings.cdi.directory)) as lock:
         agent = Agent(
             events=start.events,
             trap=Trap((settings.cdi.directory, settings.state_directory)),
             config=settings,
             reload=load,
+            occupy=lock.take_specs,
             log=log,
             environ=dict(start.environ),
             stat_node=stat_plain,
