@@ -93,12 +93,16 @@ class Child:
             os.close(source)
         return cls(pid, pidfd, ours, orders)
 
-    def tell(self, arguments: Sequence[str]) -> bool:
-        """Say once to a child that waits what it is to do; whether it can have heard it."""
+    def tell(self, text: bytes) -> bool:
+        """Say once to a child that waits what it is to do; whether it can have heard it.
+
+        Args:
+            text: No more than a pipe takes at once (``PIPE_BUF``).
+        """
         told = False
         if not self.gone.done():
             with contextlib.suppress(BrokenPipeError, BlockingIOError):
-                os.write(self._orders, b"\0".join(map(os.fsencode, arguments)))
+                os.write(self._orders, text)
                 told = True
         self.dismiss()
         return told

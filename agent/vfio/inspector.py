@@ -92,6 +92,10 @@ class Inspector:
             noiommu=await asyncio.to_thread(self._noiommu),  # once its module is there
         )
 
+    def close(self) -> None:
+        """Have no child wait for another question."""
+        self._searchers.close()
+
     async def _override(self, address: Address) -> tuple[tuple[Address, str | None], ...]:
         """The ``driver_override`` of a function, if it can be had."""
         path = f"{self._roots.sys}/bus/pci/devices/{address}/driver_override"

@@ -7,6 +7,8 @@ thing and ends, and one whose agent has died has been told nothing and does noth
 """
 
 import asyncio
+import os
+import select
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -21,8 +23,8 @@ REPLACE: Final = 0.005
 IDLE: Final = 5.0
 """Seconds without work after which those that wait are let go."""
 
-_PIPE: Final = 8192
-"""Characters that fit into a pipe for sure, so that nobody waits for its reader."""
+_AT_ONCE: Final = select.PIPE_BUF
+"""Bytes that a pipe takes all or not at all, pipe(7): nobody may do half of what it is to do."""
 
 
 class Spares:
@@ -40,6 +42,7 @@ class Spares:
         self._children = children
         self._waiting: list[Child] = []
         self._timer: asyncio.TimerHandle | None = None
+        self._is_closed = False
 
     def start(self, *arguments: str) -> Child:
         """Let a child do something: one that waits, or a new one.
@@ -52,8 +55,8 @@ class Spares:
             child.gone.add_done_callback(self._ended)
         return child
 
-    def _ended(self, gone: "asyncio.Future[int | None]") -> None:
-        if not gone.cancelled():  # else it was abandoned, and so are all
+    def _ended(self, _gone: "asyncio.Future[int | None]") -> None:
+        if not self._is_closed:
             self._later(REPLACE, self._replace)
 
     def _replace(self) -> None:
@@ -63,14 +66,14 @@ class Spares:
                 self._waiting.append(self._children.start(self.program, waits=True))
             except OSError:
                 break  # the next one is started when it is wanted
-        self._later(IDLE, self.dismiss)
+        self._later(IDLE, self._dismiss)
 
     def _later(self, seconds: float, act: Callable[[], None]) -> None:
         if self._timer is not None:
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(seconds, act)
 
-    def dismiss(self) -> None:
+    def _dismiss(self) -> None:
         """Let go of those that wait."""
         if self._timer is not None:
             self._timer.cancel()
@@ -79,11 +82,17 @@ class Spares:
             child.dismiss()
         self._waiting.clear()
 
+    def close(self) -> None:
+        """Let go of those that wait, and have no others wait any more."""
+        self._is_closed = True
+        self._dismiss()
+
     def _told(self, arguments: Sequence[str]) -> Child | None:
-        if sum(map(len, arguments)) > _PIPE:
+        text = b"\0".join(map(os.fsencode, arguments))
+        if len(text) > _AT_ONCE:
             return None
         while self._waiting:
             child = self._waiting.pop(0)
-            if child.tell(arguments):
+            if child.tell(text):
                 return child
         return None

@@ -101,6 +101,8 @@ class Worker:
                     name = f"{type(effect).__name__.lower()} for a claim"
                     group.create_task(self._perform(effect), name=name)
         finally:
+            self._writers.close()
+            self._inspector.close()
             self._children.abandon()
         raise AssertionError  # pragma: no cover - only an exception ends the group
 
