@@ -48,6 +48,9 @@ _log = structlog.get_logger()
 INSPECT: Final = "inspect"
 """The name of the step that looks and does not write."""
 
+Published = Callable[[Iterable[Hold]], Mapping[Address, tuple[str, ...]]]
+"""The qualified CDI names of each function that are on disk, given what claims hold."""
+
 
 class Desk:
     """What the reconciler does about claims.
@@ -86,6 +89,8 @@ class Desk:
         self._journal = journal
         self._found = found
         self._is_started = False
+        self._early: tuple[Asked, ...] = ()
+        """Orders that came before the first look succeeded."""
         self._journal_problem = ""
         self._worker = worker
         self._owners_gone = owners_gone
@@ -127,7 +132,7 @@ class Desk:
     async def advance(
         self,
         inventory: Inventory,
-        published: Mapping[Address, tuple[str, ...]],
+        published: Published,
         withheld: Mapping[Address, str],
         *,
         orders: Sequence[Asked] = (),
@@ -137,14 +142,16 @@ class Desk:
 
         Args:
             inventory: Looked at after everything that the results tell of.
-            published: The qualified CDI names of each function that are on disk.
+            published: What is on disk, as far as these claims have to know.
             withheld: Why a function is not published.
             orders: New ones.
             results: What came of effects.
         """
         if not self._is_started:
+            self._early = tuple(orders)
             self._start(inventory)
             return
+        orders, self._early = (*self._early, *orders), ()
         results = tuple(results)
         self.wake_at = math.inf
         if orders and self._journal_problem:
@@ -153,7 +160,8 @@ class Desk:
         before = self.claims
         seen = Seen(
             inventory=inventory,
-            published=published,
+            # Of hundreds of devices, where nobody asks, it need not be known.
+            published=published(holds(before)) if orders or self.awaited else {},
             saved=self._journal.saved or Durable(),
             journal_problem=self._journal_problem,
             withheld=withheld,
@@ -164,7 +172,12 @@ class Desk:
         self.claims = decided.claims
         if await self._save():
             # Whoever waited for the journal need not wait for another pass.
-            seen = dataclasses.replace(seen, saved=self.claims.durable, journal_problem="")
+            seen = dataclasses.replace(
+                seen,
+                published=published(holds(self.claims)),
+                saved=self.claims.durable,
+                journal_problem="",
+            )
             more = advance(self.claims, seen, now=self._clock(), rules=self.rules)
             decided = _together(decided, more)
             self.claims = decided.claims

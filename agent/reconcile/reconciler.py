@@ -15,7 +15,7 @@ import functools
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import structlog
 
@@ -24,7 +24,6 @@ from agent.cdi.files import Action, Disk, WriteSpec
 from agent.errors import AgentError, LookError, StoreError
 from agent.host.model import (
     EVERYTHING,
-    Address,
     DeviceNumber,
     Hint,
     Hold,
@@ -288,12 +287,9 @@ class Reconciler:
             return ()
         orders, self._orders = self._orders, []
         results, self._results = self._results, []
-        names: Mapping[Address, tuple[str, ...]] = {}
-        if orders or self._desk.awaited:  # else nobody asks, and there may be hundreds
-            names = names_on_disk(self._state, disk, self._rules.layout, self._desk.holds())
         await self._desk.advance(
             inventory,
-            names,
+            functools.partial(names_on_disk, self._state, disk, self._rules.layout),
             {w.address: w.detail for w in self._state.withheld},
             orders=orders,
             results=results,

@@ -1,0 +1,128 @@
+"""The desk for claims by itself: what it hands to ``vfio.claim``, and when."""
+
+import asyncio
+from collections.abc import Iterable, Mapping
+
+import pytest
+
+from agent.host.model import Address, Hold, HoldMode
+from agent.reconcile.desk import Desk
+from agent.vfio.model import (
+    Answer,
+    Asked,
+    Durable,
+    Effect,
+    Inspect,
+    Inspection,
+    Prepare,
+    Release,
+    Result,
+)
+from agent.vfio.state import Phase, Rules
+from tests.vfio.world import GPU, Chip, World
+
+NAME = f"intel.com/gpu={GPU}"
+PREPARE = Prepare("vm", HoldMode.VFIO, (GPU,))
+
+
+class Journal:
+    """One that always can be written."""
+
+    def __init__(self) -> None:
+        self.saved: Durable | None = Durable()
+
+    async def save(self, durable: Durable) -> None:
+        self.saved = durable
+
+
+class Worker:
+    """One that remembers what it is to do."""
+
+    def __init__(self) -> None:
+        self.effects: list[Effect] = []
+
+    def start(self, effect: Effect) -> None:
+        self.effects.append(effect)
+
+
+class Bench:
+    """A desk, and what it works with."""
+
+    def __init__(self) -> None:
+        self.world = World(Chip(GPU))
+        self.worker = Worker()
+        self.desk = Desk(
+            journal=Journal(),
+            found=Durable(),
+            worker=self.worker,
+            rules=Rules(),
+            boot_id="0" * 32,
+            clock=lambda: 1000.0,
+        )
+        self.specs: Mapping[Address, tuple[str, ...]] = {}
+        self.stale = False
+        """A spec has an entry of which nobody knows any more whose it is."""
+
+    def published(self, holds: Iterable[Hold]) -> Mapping[Address, tuple[str, ...]]:
+        """As the reconciler tells it: what is stale may be of whatever is being withdrawn."""
+        leaving = [hold.address for hold in holds if not hold.settled]
+        return dict(self.specs) | (dict.fromkeys(leaving, ("stale",)) if self.stale else {})
+
+    async def run_pass(self, *orders: Asked, results: Iterable[Result] = ()) -> None:
+        await self.desk.advance(
+            self.world.look(), self.published, {}, orders=orders, results=results
+        )
+        self.desk.begin()
+
+    def inspect(self) -> Inspection:
+        """Nothing speaks against what was asked last."""
+        effect = self.worker.effects[-1]
+        assert isinstance(effect, Inspect)
+        return Inspection(effect, overrides=((GPU, None),), holders_known=True)
+
+    def is_in(self, phase: Phase) -> bool:
+        return self.desk.claims.live["vm"].phase is phase
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+async def answer_to(reply: "asyncio.Future[Answer]") -> Answer:
+    assert reply.done(), "it is answered by now"
+    return await reply
+
+
+async def test_an_order_that_came_before_the_first_look_is_not_lost(bench: Bench) -> None:
+    """The host, or the directory for specs, could not be read while it came."""
+    first, reply = bench.desk.register(Release("vm"))
+    await bench.run_pass(first)
+    assert not reply.done(), "what is on disk is not known in the first pass"
+    await bench.run_pass()
+    assert (await answer_to(reply)).ok
+
+
+async def test_who_uses_a_device_is_asked_again_only_when_no_entry_gives_it_any_more(
+    bench: Bench,
+) -> None:
+    """Also when the claim goes on in the pass in which the journal was saved."""
+    await bench.run_pass()
+    asked, _ = bench.desk.register(PREPARE)
+    await bench.run_pass(asked)
+    bench.stale = True
+    await bench.run_pass(results=[bench.inspect()])
+    assert bench.is_in(Phase.WITHDRAWING)
+    assert len(bench.worker.effects) == 1
+    bench.stale = False
+    await bench.run_pass()
+    assert bench.is_in(Phase.GUARDING)
+    assert len(bench.worker.effects) == 2
+
+
+async def test_a_claim_goes_on_in_the_pass_in_which_the_journal_was_saved(bench: Bench) -> None:
+    await bench.run_pass()
+    asked, _ = bench.desk.register(PREPARE)
+    await bench.run_pass(asked)
+    await bench.run_pass(results=[bench.inspect()])
+    assert bench.is_in(Phase.GUARDING)
