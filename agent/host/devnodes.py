@@ -250,7 +250,10 @@ class Links:
         # Of a thousand links two have changed: what is not needed is not made for the rest.
         for name in {name for name, _ in before.items() ^ after.items()}:
             if (old := _link(folder, name, before.get(name))) is not None:
-                del self._by_target[old.target][old.path]
+                links = self._by_target[old.target]
+                del links[old.path]
+                if not links:
+                    del self._by_target[old.target]
                 changed.add(old.target)
             if (new := _link(folder, name, after.get(name))) is not None:
                 self._by_target.setdefault(new.target, {})[new.path] = new
