@@ -12,7 +12,7 @@ from agent.host.model import Function, HoldMode
 from agent.vfio.backward import checking_recovery, turn_back
 from agent.vfio.checks import Case, Chosen, find_by_inspection, find_by_look
 from agent.vfio.drive import drive, hung, rests
-from agent.vfio.model import Code, Inspection, Move, Problem
+from agent.vfio.model import Code, Inspection, Move, Problem, Record
 from agent.vfio.moves import Override, goal_there, has_driver
 from agent.vfio.problems import problem
 from agent.vfio.state import Claim, FunctionState, Outcome, Phase, Wants
@@ -91,13 +91,9 @@ def publishing(turn: Turn, claim: Claim) -> Claim | None:
     changed = _changed(turn, claim)
     if changed is not None:
         return turn_back(turn, claim, changed)
-    asked = claim.record.request.devices
-    missing = [address for address in asked if not turn.is_published(address)]
+    missing = [a for a in claim.record.request.devices if not turn.is_published(a)]
     if not missing:
-        names = tuple(
-            name for address in dict.fromkeys(asked) for name in turn.seen.published[address]
-        )
-        record = dataclasses.replace(claim.record, done=True, names=names)
+        record = dataclasses.replace(_with_names(turn, claim.record), done=True)
         return turn.enter(dataclasses.replace(claim, record=record), Phase.CONFIRMING)
     if turn.overdue(claim, turn.deadlines.publish):
         reasons = [
@@ -131,6 +127,7 @@ def done(turn: Turn, claim: Claim) -> Claim | None:
         why = problem(Code.LOST, changed.sentence, address=claim.functions[0].address)
         claim = turn.dismiss(claim, Wants.HELD, why)
         return turn.enter(dataclasses.replace(claim, problem=why), Phase.LOST)
+    claim = dataclasses.replace(claim, record=_with_names(turn, claim.record))
     if claim.record in turn.seen.saved.claims:
         claim = dataclasses.replace(claim, confirmed=claim.record)
     if claim.record == claim.confirmed:
@@ -221,6 +218,21 @@ def _tell(turn: Turn, claim: Claim, problems: tuple[Problem, ...]) -> None:
     )
     for waiter in claim.waiters:
         turn.answer(waiter.ticket, claim.id, *problems, moves=moves)
+
+
+def _with_names(turn: Turn, record: Record) -> Record:
+    """Say under which names the devices are published, if all of them are.
+
+    A claim in force keeps its names, but a service that is started with another configuration gives
+    others. One of several that is not published for a moment is a name of it all the same.
+    """
+    published = [turn.seen.published.get(a, ()) for a in dict.fromkeys(record.request.devices)]
+    names = tuple(name for each in published for name in each)
+    directory = turn.rules.directory
+    kept = record.directory == directory and set(names) <= set(record.names)
+    if kept or not all(published):
+        return record
+    return dataclasses.replace(record, names=names, directory=directory)
 
 
 # --- what goes wrong ------------------------------------------------------------------------------

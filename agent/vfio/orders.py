@@ -104,7 +104,6 @@ def _begin(turn: Turn, ticket: int, order: Prepare) -> None:
     record = Record(
         request=order,
         origins=tuple(_origin(turn, each) for each in chosen),
-        directory=turn.rules.directory,
         since=turn.now,
     )
     claim = Claim(record, tuple(map(FunctionState, record.origins)), since=turn.now)

@@ -18,7 +18,7 @@ from agent.vfio.model import (
     Write,
 )
 from agent.vfio.start import start
-from agent.vfio.state import Claims, Outcome, Phase
+from agent.vfio.state import Claims, Outcome, Phase, Rules
 from tests.vfio.world import (
     AUDIO,
     GPU,
@@ -83,6 +83,28 @@ def test_a_claim_in_force_stays_in_force() -> None:
     assert len(world.writes) == count
     assert world.specs == published
     assert world.answers[world.ask(PREPARE)].names == record.names
+
+
+def test_a_claim_has_the_names_under_which_its_devices_are_published_after_a_start() -> None:
+    """Of a service that is started with another configuration nobody can refuse it."""
+    world = in_force()
+    world.vendor, world.rules = "example.com", Rules(directory="/elsewhere")
+    world.start()
+    world.run()
+    record = world.disk.claims[0]
+    assert (record.names, record.directory) == (world.specs[GPU], "/elsewhere")
+    assert record.names == (f"example.com/gpu-vfio={GPU}",)
+    assert world.answers[world.ask(PREPARE)].names == record.names
+
+
+def test_a_claim_keeps_its_names_while_a_device_is_not_published() -> None:
+    world = in_force()
+    (record,) = world.disk.claims
+    world.nodes_never_come = {GPU}
+    world.start()
+    world.run()
+    assert not world.specs
+    assert world.disk.claims == (record,)
 
 
 def test_a_claim_in_force_whose_device_somebody_moved_meanwhile_is_lost() -> None:

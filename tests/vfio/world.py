@@ -148,6 +148,8 @@ class World:
     def __init__(self, *chips: Chip, rules: Rules = Rules()) -> None:  # noqa: B008 - immutable
         self.chips = {chip.address: chip for chip in chips}
         self.rules = rules
+        self.vendor = "intel.com"
+        """Of the names under which devices are published."""
         self.now = 1000.0
         # What survives the agent.
         self.boot_id = "this-boot"
@@ -379,7 +381,7 @@ class World:
             if chip.on_vfio and (address in self.nodes_never_come or not self._viable(chip)):
                 continue
             kind = "gpu-vfio" if chip.on_vfio else "gpu"
-            yield address, (f"intel.com/{kind}={address}",)
+            yield address, (f"{self.vendor}/{kind}={address}",)
 
     def _viable(self, chip: Chip) -> bool:
         group = [other for other in self.chips.values() if other.group == chip.group]
