@@ -137,10 +137,15 @@ def require_kept_names(state: State, new: Rules) -> None:
         ConfigError: It would rename or move what a claim holds.
     """
     wanted = desired(state.inventory, new.profiles, holds(state.claims), new.policy)
-    names = {f"{offer.kind}={offer.device.name}" for offer in wanted.offers}
+    names, now = (
+        {f"{offer.kind}={offer.device.name}" for offer in offers}
+        for offers in (wanted.offers, state.desired.offers)
+    )
     for claim in state.claims.live.values():
-        lost = sorted(set(claim.record.names) - names)
-        moved = claim.record.names and claim.record.directory != new.layout.directory
+        # What a claim has lost, or gives back, no configuration can take from it.
+        held = now.intersection(claim.record.names)
+        lost = sorted(held - names)
+        moved = held and claim.record.directory != new.layout.directory
         if lost or moved:
             raise ConfigError(
                 f"claim {claim.id} holds {', '.join(lost or claim.record.names)}, which this "

@@ -16,6 +16,7 @@ Then everything else is cancelled. The spec files stay (containers go on), unles
 
 import asyncio
 import contextlib
+import functools
 import os
 import signal
 import time
@@ -45,7 +46,7 @@ from agent.observe.health import Verdict, health, readiness
 from agent.observe.log import Log
 from agent.observe.metrics import CONTENT_TYPE, Metrics
 from agent.observe.systemd import Notifier
-from agent.reconcile.messages import RELOAD, SPECS, Inbox, Pause, Reconfigure, Stop
+from agent.reconcile.messages import RELOAD, SPECS, Inbox, NewRules, Pause, Stop
 from agent.reconcile.plan import TRANSIENT
 from agent.reconcile.reconciler import Reconciler
 from agent.reconcile.state import PassReport, State
@@ -333,30 +334,39 @@ class Daemon:
             self._hangup.clear()
             self._notifier.reloading()
             try:
-                config = await asyncio.to_thread(self._reload)
-                config = self._without_finals(config)
-                parts = await asyncio.to_thread(
-                    compose.parts,
-                    config,
-                    stat_node=self._stat_node,
-                    ledger=self._parts.store.ledger,
-                )
-                claim_rules = await asyncio.to_thread(
-                    compose.claim_rules, config, modules=self._claiming.modules
-                )
-                compose.require_kept_names(self.snapshot(), parts.rules)
-                if parts.store.directory != self._parts.store.directory:
-                    await parts.store.require_usable()
-                    await asyncio.to_thread(self._occupy, parts.store.directory)
+                await self._take(await asyncio.to_thread(self._reload))
             except AgentError as error:
                 _log.error("reload-refused", problem=error.sentence, hint=error.hint)
                 self._inbox.hint(Hint(reason=RELOAD, everything=True, received=time.monotonic()))
-                continue
-            self._config, self._parts = config, parts
-            self._metrics.kinds = _kinds(parts)
-            self._watch.follow(parts.store.directories)
-            self._inbox.order(Reconfigure(parts.rules, parts.scanner, parts.store, claim_rules))
-            self._claiming.assign_again.set()
+
+    async def _take(self, config: Config) -> None:
+        """Let a new configuration come into force.
+
+        Raises:
+            AgentError: It is refused, and the old one stays.
+        """
+        config = self._without_finals(config)
+        parts = await asyncio.to_thread(
+            compose.parts, config, stat_node=self._stat_node, ledger=self._parts.store.ledger
+        )
+        claim_rules = await asyncio.to_thread(
+            compose.claim_rules, config, modules=self._claiming.modules
+        )
+        if parts.store.directory != self._parts.store.directory:
+            await parts.store.require_usable()
+            await asyncio.to_thread(self._occupy, parts.store.directory)
+        check = functools.partial(compose.require_kept_names, new=parts.rules)
+        self._watch.follow(parts.store.directories)  # before the first look at them
+        try:
+            await self._reconciler.reconfigure(
+                NewRules(parts.rules, parts.scanner, parts.store, claim_rules, check)
+            )
+        except AgentError:
+            self._watch.follow(self._parts.store.directories)
+            raise
+        self._config, self._parts = config, parts
+        self._metrics.kinds = _kinds(parts)
+        self._claiming.assign_again.set()
 
     def _without_finals(self, config: Config) -> Config:
         """Keep what cannot change while the service runs, and say what that is."""

@@ -9,11 +9,13 @@ import asyncio
 import contextlib
 import dataclasses
 from collections import Counter
+from collections.abc import Callable
 from typing import Final
 
 from agent.host.model import Hint
 from agent.reconcile.ports import Looker, SpecStore
 from agent.reconcile.rules import Rules
+from agent.reconcile.state import State
 from agent.vfio.model import Asked, Result
 from agent.vfio.state import Rules as ClaimRules
 
@@ -31,14 +33,25 @@ class Stop:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Reconfigure:
-    """A new configuration, checked already; the next pass looks at everything by it."""
+class NewRules:
+    """What a new configuration brings."""
 
     rules: Rules
     scanner: Looker
     store: SpecStore
     claim_rules: ClaimRules | None = None
     """None where nobody claims anything."""
+    check: Callable[[State], None] = lambda _state: None
+    """Refuses it by an ``AgentError`` if it does not go with what is claimed."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Reconfigure:
+    """Take these, or refuse them; the next pass looks at everything by them."""
+
+    new: NewRules
+    taken: asyncio.Future[None]
+    """Done when they are in force."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ from agent.reconcile.messages import (
     Finished,
     Inbox,
     Message,
+    NewRules,
     Pause,
     Reconfigure,
     Stop,
@@ -161,8 +162,7 @@ class Reconciler:
             case Pause():
                 self._pause(paused=message.paused)
             case Reconfigure():
-                await self._reconfigure(message)
-                return (Hint(RELOAD, everything=True, received=self._clock()),)
+                return await self._reconfigure(message)
             case Stop():
                 pass
         return ()
@@ -273,13 +273,34 @@ class Reconciler:
             self._desk.rules = dataclasses.replace(self._desk.rules, paused=paused)
             _log.warning("paused" if paused else "resumed")
 
-    async def _reconfigure(self, new: Reconfigure) -> None:
+    async def reconfigure(self, new: NewRules) -> None:
+        """Take a new configuration; returns when it is in force.
+
+        Raises:
+            AgentError: It was refused, and the old one stays.
+        """
+        message = Reconfigure(new, asyncio.get_running_loop().create_future())
+        self._inbox.order(message)
+        await message.taken
+
+    async def _reconfigure(self, message: Reconfigure) -> tuple[Hint, ...]:
+        """Take it, unless it does not go with what is claimed by now."""
+        new = message.new
+        try:
+            new.check(self._state)
+        except AgentError as error:
+            if not message.taken.done():
+                message.taken.set_exception(error)
+            return ()
         self._rules, self._scanner, self._store = new.rules, new.scanner, new.store
         if self._desk is not None and new.claim_rules is not None:
             paused = self._desk.rules.paused
             self._desk.rules = dataclasses.replace(new.claim_rules, paused=paused)
         await self._prepare()
         _log.info("reloaded")
+        if not message.taken.done():
+            message.taken.set_result(None)
+        return (Hint(RELOAD, everything=True, received=self._clock()),)
 
     async def _advance_claims(self, inventory: Inventory, disk: Disk) -> tuple[Hold, ...]:
         """Hand the desk what is true; what claims mean for publishing."""
@@ -319,6 +340,10 @@ class Reconciler:
             if self._watchdog.watchdog_interval is not None:
                 wait = min(wait, self._watchdog.watchdog_interval)
         return max(0.0, wait)
+
+    @property
+    def _claims(self) -> Claims:
+        return Claims() if self._desk is None else self._desk.claims
 
     @property
     def _due_at(self) -> float:
@@ -415,7 +440,7 @@ class Reconciler:
             published=published,
             withheld=withheld,
             passes=self._state.passes + 1,
-            claims=Claims() if self._desk is None else self._desk.claims,
+            claims=self._claims,
             paused=self._desk is not None and self._desk.rules.paused,
             problems=tuple(retry.problem for retry in retries.values()),
         )
@@ -435,7 +460,10 @@ class Reconciler:
         if error.sentence not in before.problems and self._troubles.is_news(error.sentence, now):
             _log.error("look-failed", problem=error.sentence, hint=error.hint)
         self._state = dataclasses.replace(
-            before, passes=before.passes + 1, problems=(error.sentence,)
+            before,
+            passes=before.passes + 1,
+            claims=self._claims,
+            problems=(error.sentence,),
         )
         self._believes_state = False
         self._looked_at_all = now  # in vain: it is tried again by `wake_at`

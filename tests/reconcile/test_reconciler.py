@@ -13,11 +13,13 @@ import structlog
 
 from agent.cdi.desired import Reason
 from agent.cdi.files import Disk
-from agent.errors import StoreError
+from agent.cdi.store import Store
+from agent.errors import ConfigError, StoreError
 from agent.host.model import Address, Hint, Inventory, Scope
 from agent.host.scan import Scanner
-from agent.reconcile.messages import SPECS, Reconfigure, Stop
+from agent.reconcile.messages import SPECS, NewRules, Stop
 from agent.reconcile.reconciler import Reconciler
+from agent.reconcile.state import State
 from agent.simulate import UdevMode
 from agent.simulate.host import arc_b50, arc_b60, instinct, npu
 from agent.troubles import QUIET
@@ -413,15 +415,39 @@ class TestRun:
             one_gpu.rules,
             policy=dataclasses.replace(one_gpu.rules.policy, ignore=frozenset({B50})),
         )
-        one_gpu.inbox.order(Reconfigure(rules, one_gpu.scanner, one_gpu.store))
+        new = NewRules(rules, one_gpu.scanner, one_gpu.store)
+        taking = asyncio.create_task(one_gpu.reconciler.reconfigure(new))
         running = asyncio.create_task(one_gpu.reconciler.run())
         while (await one_gpu.reports.get()).reasons != {"reload": 1}:
             assert not one_gpu.logged("reloaded"), "it is not in force while it waits"
         assert one_gpu.logged("reloaded")
+        await taking
         assert one_gpu.published() == {}
         assert one_gpu.reasons()[B50] == Reason.IGNORED
         one_gpu.inbox.order(Stop())
         await asyncio.wait_for(running, 10)
+
+    async def test_a_new_configuration_is_checked_against_what_is_true_when_it_is_taken(
+        self, one_gpu: Rig
+    ) -> None:
+        """A claim may have come into force since it was asked whether there is any."""
+        passes = one_gpu.reconciler.snapshot().passes
+        seen = []
+
+        def check(state: State) -> None:
+            seen.append(state.passes)
+            raise ConfigError("it would rename what a claim holds")
+
+        new = NewRules(one_gpu.rules, one_gpu.scanner, Store("/none", "/none", ()), check=check)
+        taking = asyncio.create_task(one_gpu.reconciler.reconfigure(new))
+        running = asyncio.create_task(one_gpu.reconciler.run())
+        with pytest.raises(ConfigError, match="rename"):
+            await taking
+        assert seen == [passes + 1]
+        assert not one_gpu.logged("reloaded")
+        one_gpu.inbox.order(Stop())
+        await asyncio.wait_for(running, 10)
+        assert one_gpu.published(), "the old one stays in force"
 
     async def test_a_change_of_the_specs_that_was_read_since_leads_to_no_pass(
         self, one_gpu: Rig
