@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from agent.host.model import Address, HoldMode
 from agent.vfio.model import Holder, Prepare, Recover, Release, Write, Written
+from agent.vfio.state import Rules
 from tests.vfio.test_claim_table import TRANSITIONS
 from tests.vfio.world import (
     AUDIO,
@@ -55,7 +56,8 @@ class History:
         world = self.world
         self.next_faults.clear()
         world.journal_full = world.specs_readonly = world.blind = False
-        world.holders, world.unread, world.overrides_unread = [], set(), set()
+        world.holders, world.unread, world.overrides_unread, world.dead = [], set(), set(), set()
+        world.goes_on, world.rules = True, Rules()
         for address in tuple(world.stuck):
             world.let_go(address)
         world.finish()
@@ -66,8 +68,10 @@ def _crash(history: History) -> None:
     history.world.start()
 
 
-def prepare(id_: str, mode: HoldMode, devices: tuple[Address, ...], lease: float | None) -> Act:
-    order = Prepare(id_, mode, devices, lease=lease, from_vfio=True)
+def prepare(
+    id_: str, mode: HoldMode, devices: tuple[Address, ...], lease: float | None, *, dry_run: bool
+) -> Act:
+    order = Prepare(id_, mode, devices, lease=lease, from_vfio=True, dry_run=dry_run)
     return lambda history: _give(history, order)
 
 
@@ -105,6 +109,11 @@ def toggle(name: str) -> Act:
         setattr(history.world, name, not getattr(history.world, name))
 
     return act
+
+
+def pause(history: History) -> None:
+    world = history.world
+    world.rules = dataclasses.replace(world.rules, paused=not world.rules.paused)
 
 
 def use(path: str) -> Act:
@@ -154,11 +163,15 @@ def replug(address: Address) -> Act:
 
 orders = st.one_of(
     st.builds(
-        lambda i, m, d, lease: (f"prepare {i} {m} {d} {lease}", prepare(i, m, tuple(d), lease)),
+        lambda i, m, d, lease, dry: (
+            f"prepare {i} {m} {d} {lease} {dry}",
+            prepare(i, m, tuple(d), lease, dry_run=dry),
+        ),
         ids,
         st.sampled_from([HoldMode.VFIO, HoldMode.VFIO, HoldMode.DRM]),
         st.lists(st.sampled_from((GPU, OTHER_GPU)), min_size=1, max_size=2, unique=True),
         st.sampled_from([None, None, 3.0]),
+        st.sampled_from([False, False, False, True]),
     ),
     st.builds(lambda i, f: (f"release {i} {f}", release(i, force=f)), ids, st.booleans()),
     st.builds(lambda a: (f"recover {a}", recover(a)), addresses),
@@ -179,12 +192,15 @@ troubles = st.one_of(
             ("journal full", toggle("journal_full")),
             ("specs read-only", toggle("specs_readonly")),
             ("blind", toggle("blind")),
+            ("goes on", toggle("goes_on")),
+            ("pause", pause),
             ("vm runs", use("/dev/vfio/1")),
             ("X runs", use("/dev/dri/card3")),
         ]
     ),
     st.builds(lambda a: (f"unread {a}", hide("unread", a)), addresses),
     st.builds(lambda a: (f"override of {a}", hide("overrides_unread", a)), addresses),
+    st.builds(lambda a: (f"dead {a}", hide("dead", a)), addresses),
 )
 strangers = st.one_of(
     st.builds(

@@ -179,6 +179,7 @@ class World:
         self.moments = 0
         self.writes: list[Write] = []
         self.written_at: list[float] = []
+        self.ordered: dict[int, Order] = {}
         self.answers: dict[int, Answer] = {}
         self.specs_at: dict[int, dict[Address, tuple[str, ...]]] = {}
         """What was on disk when an order was answered."""
@@ -219,6 +220,7 @@ class World:
     def post(self, order: Order) -> int:
         """Give an order."""
         self._tickets += 1
+        self.ordered[self._tickets] = order
         self.orders.append(Asked(self._tickets, order))
         return self._tickets
 
@@ -324,8 +326,20 @@ class World:
         self.passed += [(each.claim.phase, None) for each in advanced.ended]
         for answer in advanced.answers:
             assert answer.ticket not in self.answers, "nobody is answered twice"
+            self._check_answer(answer)
             self.answers[answer.ticket] = answer
             self.specs_at[answer.ticket] = dict(self.specs)
+
+    def _check_answer(self, answer: Answer) -> None:
+        """Who is told that a claim is in force can rely on it, whatever happens next."""
+        order = self.ordered[answer.ticket]
+        if answer.ok and isinstance(order, Prepare) and not order.dry_run:
+            claim = self.claims.live[order.id]
+            assert claim.phase is Phase.DONE
+            assert claim.record in self.disk.claims, "an agent that starts now knows it"
+            assert answer.names, "there is something to ask an engine for"
+            published = {name for names in self.specs.values() for name in names}
+            assert set(answer.names) <= published, "the specs say so"
 
     def _moment(self) -> None:
         if self.moments == self.crash_at:
