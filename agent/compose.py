@@ -100,7 +100,14 @@ def claim_rules(config: Config, *, modules: str = "/lib/modules") -> ClaimRules:
     drivers = {pci_id.lower(): driver for pci_id, driver in settings.drivers.items()}
 
     def driver_for(function: Function) -> str:
-        return drivers.get(function.pci_id) or aliases.best(function)
+        of_profiles = (
+            profile.vfio.driver for profile in profiles_of(function, known) if profile.vfio
+        )
+        return (
+            drivers.get(function.pci_id)
+            or next(filter(None, of_profiles), None)
+            or aliases.best(function)
+        )
 
     def unpublishable(function: Function, mode: HoldMode) -> str | None:
         found = profiles_of(function, known)

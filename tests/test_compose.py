@@ -1,16 +1,21 @@
 """Which configurations go with what is claimed."""
 
+import json
+from pathlib import Path
+
 import pytest
 
-from agent import compose
+from agent import compose, config
 from agent.cdi.offers import Policy
 from agent.cdi.profile import Naming, Profile
+from agent.config import Config
 from agent.errors import ConfigError
 from agent.host.model import Function, HoldMode
 from agent.reconcile.rules import Layout, Rules, Timing
 from agent.reconcile.state import State
 from agent.vfio.claim import holds
 from agent.vfio.model import Identity, Origin, Prepare, Record
+from agent.vfio.modules import aliases_path
 from agent.vfio.state import Claim, Claims, FunctionState, Phase
 from tests.cdi.worlds import B50, BUILTIN, changed, decide, function, inventory, vfio
 
@@ -67,3 +72,68 @@ def test_a_claim_that_holds_nothing_any_more_stands_in_no_way(
     phase: Phase, found: Function, new: Rules
 ) -> None:
     compose.require_kept_names(state(phase, found), new)
+
+
+# --- what may be claimed, and with which driver ---------------------------------------------------
+
+ALIAS = "alias vfio_pci:v00008086d0000E212sv*sd*bc*sc*i* xe_vfio_pci\n"
+BY_PROFILE = {"profiles": [{"name": "intel-gpu", "vfio": {"driver": "profiled-vfio-pci"}}]}
+BY_SETTING = {"drivers": {"8086:E212": "set-vfio-pci"}}
+
+
+@pytest.fixture
+def modules(tmp_path: Path) -> str:
+    """Where the running kernel has a driver for this very device."""
+    path = Path(aliases_path(str(tmp_path)))
+    path.parent.mkdir()
+    path.write_text(ALIAS)
+    return str(tmp_path)
+
+
+def settings(cdi: object = None, vfio: object = None) -> Config:
+    return config.parse(json.dumps({"cdi": cdi or {}, "vfio": vfio or {}}))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "driver"),
+    [
+        pytest.param(settings(), "xe-vfio-pci", id="the best that the kernel has"),
+        pytest.param(settings(BY_PROFILE), "profiled-vfio-pci", id="of the profile"),
+        pytest.param(settings(BY_PROFILE, BY_SETTING), "set-vfio-pci", id="of the setting"),
+    ],
+)
+def test_the_driver_for_a_virtual_machine(wanted: Config, driver: str, modules: str) -> None:
+    """What is said of the very device goes before what is said of its kind."""
+    rules = compose.claim_rules(wanted, modules=modules)
+    assert rules.vfio_driver(function()) == driver
+    assert rules.vfio_driver(function(device=0x1234, class_code=0x040300)) == "vfio-pci"
+
+
+@pytest.mark.parametrize(
+    ("cdi", "device", "mode", "reason"),
+    [
+        pytest.param({}, 0xE212, HoldMode.VFIO, None, id="published"),
+        pytest.param({}, 0xE212, HoldMode.DRM, None, id="published on its own driver"),
+        pytest.param(
+            {"profiles": [{"name": "intel-gpu", "vfio": None}]},
+            0xE212,
+            HoldMode.VFIO,
+            "profile intel-gpu publishes no devices on VFIO",
+            id="not on VFIO",
+        ),
+        pytest.param(
+            {"profiles": [{"name": "intel-gpu", "vfio": None}]},
+            0xE212,
+            HoldMode.DRM,
+            None,
+            id="not on VFIO, but on its own driver",
+        ),
+    ],
+)
+def test_what_is_never_published_is_not_claimed(
+    cdi: object, device: int, mode: HoldMode, reason: str | None, modules: str
+) -> None:
+    rules = compose.claim_rules(settings(cdi), modules=modules)
+    assert rules.unpublishable(function(device=device), mode) == reason
+    audio = function(device=0x1234, class_code=0x040300)
+    assert rules.unpublishable(audio, mode) == "no profile recognises 8086:1234"

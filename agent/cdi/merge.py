@@ -37,6 +37,7 @@ _ALLOWED: Final = {
     "naming": f"one of {', '.join(Naming)}",
     "sriov": f"one of {', '.join(SrIov)}",
     "backend": f"one of {', '.join(Backend)}",
+    "driver": "the name of a driver",
 }
 
 

@@ -31,6 +31,10 @@ FileMode = Annotated[
     str,
     Meta(pattern=r"\A0?[0-7]{3}\Z", description="three octal digits, quoted"),
 ]
+DriverName = Annotated[
+    str,
+    Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9_-]{0,62}\Z", description="the name of a driver"),
+]
 Id = Annotated[int, Meta(ge=0, le=2**32 - 2)]
 
 
@@ -165,6 +169,8 @@ class Vfio(Access, frozen=True, kw_only=True):
     kind: str | None = None
     """By default the profile's kind with ``-vfio``; the profile's own kind is allowed."""
     backend: Backend = Backend.AUTO
+    driver: DriverName | None = None
+    """What a claim gives the device to; null is the best that the kernel has for it."""
 
 
 class HookEdit(_Part, frozen=True, kw_only=True):

@@ -42,7 +42,7 @@ class AssignSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     named: tuple[PciAddress, ...] = ()
     """Other endpoints of the IOMMU group that may be taken from the host too."""
     driver: DriverName | None = None
-    """The VFIO driver; null takes the one of ``drivers``, or the best that the kernel has."""
+    """The VFIO driver; null takes the one of ``drivers`` or of the profile, or the best one."""
     force: bool = False
     """Take even the display of the console."""
 
@@ -53,7 +53,7 @@ class VfioSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     assign: tuple[AssignSettings, ...] = ()
     """Claims that the agent makes itself at every start."""
     drivers: dict[PciId, DriverName] = {}
-    """VFIO drivers by vendor and device id, instead of the best that the kernel has."""
+    """VFIO drivers by vendor and device id, instead of the profile's or the best one there is."""
     allow_no_iommu: bool = False
     """Let a device be claimed in VFIO's no-IOMMU mode, in which it can reach all memory."""
     write_timeout: Delay = 30.0
