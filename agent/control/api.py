@@ -149,7 +149,7 @@ class _Api:
         version, *rest = request.parts
         if version != "v1" or not rest or (rest[0], len(rest)) not in _RESOURCES:
             raise _RefusedError(404, "no such path")
-        route = _ROUTES.get((request.method, rest[0], len(rest)))
+        route = ROUTES.get((request.method, rest[0], len(rest)))
         if route is None:
             raise _RefusedError(405, f"{request.method} is not for this path")
         if request.body and not route.has_body:
@@ -261,7 +261,7 @@ class _Route:
     has_body: bool = False
 
 
-_ROUTES: Final[Mapping[tuple[str, str, int], _Route]] = {
+ROUTES: Final[Mapping[tuple[str, str, int], _Route]] = {
     ("GET", "status", 1): _Route(_Api.status),
     ("GET", "devices", 1): _Route(_Api.devices),
     ("GET", "explain", 2): _Route(_Api.explain),
@@ -273,7 +273,7 @@ _ROUTES: Final[Mapping[tuple[str, str, int], _Route]] = {
     ("POST", "resume", 1): _Route(_Api.pause),
 }
 """By method, first part of the path below ``/v1``, and number of parts."""
-_RESOURCES: Final = frozenset((name, parts) for _, name, parts in _ROUTES)
+_RESOURCES: Final = frozenset((name, parts) for _, name, parts in ROUTES)
 
 
 async def _read(scope: Scope, receive: Receive) -> _Request:

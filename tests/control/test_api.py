@@ -2,14 +2,17 @@
 
 import asyncio
 import dataclasses
+import json
 import os
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
-from agent.control.api import application
+from agent.control.api import ROUTES, application
 from agent.control.client import UnreachableError, call
 from agent.control.http import Limits
 from agent.control.server import HttpService
@@ -18,6 +21,8 @@ from agent.host.model import HoldMode
 from agent.vfio.children import started_at
 from agent.vfio.model import Answer, Code, Move, Prepare, Problem, Recover, Release
 from tests.control.fake_agent import GONE, NAME, REUSED, A, B, FakeAgent
+
+US = f"pid {os.getpid()}, uid {os.getuid()}"
 
 
 @dataclasses.dataclass
@@ -122,7 +127,7 @@ class TestOrders:
             "vm-1",
             HoldMode.DRM,
             (A, A),
-            client=f"pid {os.getpid()}, uid {os.getuid()}",
+            client=US,
             force=True,
             named=(B,),
             driver="xe-vfio-pci",
@@ -146,12 +151,11 @@ class TestOrders:
         assert (status, document["problems"][0]["code"]) == (400, "invalid")
 
     async def test_release_and_recover(self, control: Socket) -> None:
-        client = f"pid {os.getpid()}, uid {os.getuid()}"
         await control.call("DELETE", "/v1/claims/vm?force=true")
         await control.call("POST", f"/v1/recover/{A}?dry_run=true")
         assert control.agent.orders == [
-            Release("vm", client=client, force=True),
-            Recover(A, client=client, dry_run=True),
+            Release("vm", client=US, force=True),
+            Recover(A, client=US, dry_run=True),
         ]
 
     @pytest.mark.parametrize("verb", ["pause", "resume"])
@@ -173,6 +177,50 @@ class TestOrders:
         assert document["problems"] == [
             {"code": code.value, "sentence": "no", "hint": "do this", "retryable": True}
         ]
+
+
+class TestWhoAsked:
+    """Stands in the log, by the kernel's word, with what was asked and why it was refused."""
+
+    async def test_of_an_order(self, control: Socket) -> None:
+        refused = Problem(Code.IN_USE, "process 77 (qemu) holds it open")
+        control.agent.reply = Answer(1, "vm", problems=(refused,))
+        with capture_logs() as logs:
+            await control.call("DELETE", "/v1/claims/vm")
+        asked = {"order": "release", "claim": "vm", "device": None, "client": US}
+        assert logs == [
+            {"event": "order", "log_level": "info", **asked},
+            {
+                "event": "order-refused",
+                "log_level": "info",
+                "code": "in-use",
+                "problem": refused.sentence,
+                **asked,
+            },
+        ]
+
+    async def test_of_a_pause(self, control: Socket) -> None:
+        with capture_logs() as logs:
+            await control.call("POST", "/v1/pause")
+        assert logs == [{"event": "order", "log_level": "info", "order": "pause", "client": US}]
+
+
+EXAMPLES = re.compile(
+    r"^agent http://localhost(\S+)(?: --request (\S+))?(?: --data '(.*)')?$", re.MULTILINE
+)
+
+
+async def test_the_guide_has_an_example_of_each_call_and_each_is_understood(
+    control: Socket,
+) -> None:
+    guide = await asyncio.to_thread((Path(__file__).parents[2] / "README.md").read_text)
+    shown = set()
+    for route, method, data in EXAMPLES.findall(guide):
+        body = json.loads(data) if data else None
+        status, document = await control.call(method or "GET", route, body)
+        assert status == 200, document
+        shown.add((method or "GET", route.split("/")[2].partition("?")[0], route.count("/") - 1))
+    assert shown == ROUTES.keys()
 
 
 class TestNotUnderstood:
