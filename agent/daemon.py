@@ -68,7 +68,7 @@ class Daemon:
     Args:
         config: The configuration to start with.
         reload: Reads the configuration again; blocks, raises ConfigError.
-        occupy: Keeps other instances out of a directory for specs; blocks, raises
+        occupy: Keeps other instances out of directories for specs; blocks, raises
             AlreadyRunningError.
         log: Where the log goes.
         environ: The process's environment; what systemd put there for us is taken out.
@@ -81,7 +81,7 @@ class Daemon:
         config: Config,
         *,
         reload: Callable[[], Config],
-        occupy: Callable[[str], None],
+        occupy: Callable[[Sequence[str]], None],
         log: Log,
         environ: MutableMapping[str, str],
         stat_node: StatNode = lstat_node,
@@ -354,7 +354,7 @@ class Daemon:
         )
         if parts.store.directory != self._parts.store.directory:
             await parts.store.require_usable()
-            await asyncio.to_thread(self._occupy, parts.store.directory)
+        await asyncio.to_thread(self._occupy, parts.store.directories)
         check = functools.partial(compose.require_kept_names, new=parts.rules)
         self._watch.follow(parts.store.directories)  # before the first look at them
         try:

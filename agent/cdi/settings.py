@@ -32,7 +32,8 @@ class CdiSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     directory: AbsolutePath = "/var/run/cdi"
     """Where spec files are written. It is made if it is missing, and never removed."""
     other_directories: tuple[AbsolutePath, ...] = ("/etc/cdi", "/var/run/cdi")
-    """Where container engines look too: what others define there is reported."""
+    """Where container engines look too: what others define there is reported. No other instance may
+    write there."""
     format: Literal["yaml", "json"] = "yaml"
     """The form of spec files; all engines read both."""
     version: Pin | None = None
@@ -54,6 +55,11 @@ class CdiSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         others = tuple(dict.fromkeys(map(normalise, self.other_directories)))
         msgspec.structs.force_setattr(self, "directory", normalise(self.directory))
         msgspec.structs.force_setattr(self, "other_directories", others)
+
+    @property
+    def directories(self) -> tuple[str, ...]:
+        """Every directory that is looked into, the one that is written to first."""
+        return tuple(dict.fromkeys((self.directory, *self.other_directories)))
 
     @property
     def ignored(self) -> frozenset[str]:

@@ -48,7 +48,7 @@ def command(config_path: Path | None, *, dry_run: bool, diff: bool, delete: bool
 
     with (
         log_to_stderr(settings.log),
-        instance_lock(Path(settings.state_directory), Path(settings.cdi.directory)),
+        instance_lock(settings.state_directory, settings.cdi.directories),
     ):
         reconciler = Reconciler(
             inbox=Inbox(), scanner=parts.scanner, store=parts.store, rules=parts.rules

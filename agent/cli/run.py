@@ -49,7 +49,7 @@ def command(config_path: Path | None, log_level: str | None) -> int:
     settings = load()
     log = logs.configure(settings.log, environ=os.environ)
     try:
-        with instance_lock(Path(settings.state_directory), Path(settings.cdi.directory)) as lock:
+        with instance_lock(settings.state_directory, settings.cdi.directories) as lock:
             _make_runtime_directory(settings)
             daemon = Daemon(
                 settings,

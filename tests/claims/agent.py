@@ -124,7 +124,7 @@ def serve(start: Start) -> None:
     load = functools.partial(config.load, Path(start.config))
     settings = load()
     log = logs.configure(settings.log, environ=start.environ)
-    with instance_lock(Path(settings.state_directory), Path(settings.cdi.directory)) as lock:
+    with instance_lock(settings.state_directory, settings.cdi.directories) as lock:
         agent = Agent(
             events=start.events,
             trap=Trap((settings.cdi.directory, settings.state_directory)),

@@ -225,7 +225,7 @@ class TestGenerate:
         from agent.cli.lock import instance_lock
 
         stale = self.leave_a_stale_spec(tmp_path)
-        with instance_lock(tmp_path / "state", tmp_path / "cdi"):
+        with instance_lock(tmp_path / "state", [tmp_path / "cdi"]):
             code, _, err = run("generate", "-c", empty_host)
         assert code == ExitCode.TEMPORARY
         assert "another cdi-agent holds" in err
