@@ -121,18 +121,17 @@ class Claiming:
         said: dict[str, str] = {}
         while True:
             self.assign_again.clear()
-            for entry in wanted():
-                if entry in done:
-                    continue
-                answer = await submit(_order(entry))
+            waiting = [entry for entry in wanted() if entry not in done]
+            answers = await asyncio.gather(*(submit(_order(entry)) for entry in waiting))
+            for entry, answer in zip(waiting, answers, strict=True):
                 if answer.ok:
                     done.add(entry)
                 elif said.get(entry.id) != answer.problems[0].sentence:
                     said[entry.id] = answer.problems[0].sentence
                     _log.error("not-assigned", claim=entry.id, problem=said[entry.id])
+            is_done = done.issuperset(waiting)
             with contextlib.suppress(TimeoutError):
-                waiting = any(entry not in done for entry in wanted())
-                async with asyncio.timeout(ASSIGN_AGAIN if waiting else None):
+                async with asyncio.timeout(None if is_done else ASSIGN_AGAIN):
                     await self.assign_again.wait()
 
     async def finish(self) -> None:
