@@ -36,13 +36,13 @@ def test_with_a_boot_and_a_journal_devices_are_claimed(tmp_path: Path) -> None:
     tasks["worker"].close()
 
 
-async def test_without_a_boot_nothing_is_claimed_and_that_is_said(tmp_path: Path) -> None:
+def test_without_a_boot_nothing_is_claimed_and_that_is_said(tmp_path: Path) -> None:
     """Nothing could be believed after a crash; specs are kept true all the same."""
     with capture_logs() as logs:
         parts = Claiming(settings(tmp_path), Inbox(), {"CDI_AGENT_BOOT_ID": "today"})
     assert parts.desk is None
     assert parts.root_tasks() == {}
-    await parts.finish()
+    asyncio.run(parts.finish())
     (said,) = logs
     assert (said["event"], said["log_level"]) == ("no-claims", "error")
     assert "which boot" in said["problem"]
