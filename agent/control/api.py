@@ -36,7 +36,8 @@ from agent.control.http import Application, Receive, Scope, Send
 from agent.host.model import Address, HoldMode, parse_address
 from agent.reconcile.state import State
 from agent.vfio.children import started_at
-from agent.vfio.model import Answer, Code, Order, Prepare, Recover, Release
+from agent.vfio.model import Answer, Order, Prepare, Recover, Release
+from agent.vfio.problems import Code
 
 _log = structlog.get_logger()
 
@@ -171,7 +172,7 @@ class _Api:
         return 200, views.claims(self._agent.snapshot(), self._clock())
 
     async def explain(self, _request: _Request, text: str) -> _Reply:
-        found = views.explanation(self._agent.snapshot(), _address(text))
+        found = views.explanation(self._agent.snapshot(), _address(text), self._clock())
         if found is None:
             return 404, _error(Code.UNKNOWN_DEVICE.value, f"this host has no function {text}")
         return 200, found

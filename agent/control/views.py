@@ -6,7 +6,8 @@ from typing import Any
 from agent.host.model import Address
 from agent.reconcile.state import State
 from agent.vfio.claim import explain
-from agent.vfio.model import Answer, Problem
+from agent.vfio.model import Answer
+from agent.vfio.problems import Problem
 from agent.vfio.state import Claim
 
 Document = dict[str, Any]
@@ -75,14 +76,18 @@ def claims(state: State, now: float) -> Document:
     }
 
 
-def explanation(state: State, address: Address) -> Document | None:
-    """All that is known of a function; None if the host has none there."""
+def explanation(state: State, address: Address, now: float) -> Document | None:
+    """All that is known of a function; None if the host has none there.
+
+    Args:
+        now: Monotonic seconds.
+    """
     function = state.inventory.functions.get(address)
     if function is None and address not in state.inventory.dropped:
         return None
     claim = state.claims.claim_of(address)
     stray = state.claims.strays.get(address)
-    cools_until = state.claims.cooling.get(address)
+    cooling = state.claims.cooling.get(address)
     return {
         "address": address,
         "id": None if function is None else function.pci_id,
@@ -98,7 +103,7 @@ def explanation(state: State, address: Address) -> Document | None:
         "claim": None if claim is None else {"id": claim.id, "explanation": explain(claim)},
         "stranded": None if stray is None else problem(stray.problem),
         "hung": address in state.claims.children,
-        "cooling_down": cools_until is not None,
+        "cooling_down": cooling is not None and cooling.until > now,
     }
 
 

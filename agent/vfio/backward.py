@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from agent.host.model import Address, Function
 from agent.vfio.checks import find_holders
 from agent.vfio.drive import drive, hung, is_busy, rests
-from agent.vfio.model import Code, Inspection, Move, Problem
+from agent.vfio.model import Inspection, Move
 from agent.vfio.moves import Override, goal_back, is_back
-from agent.vfio.problems import problem
+from agent.vfio.problems import Code, Problem, problem
 from agent.vfio.state import Claim, Cooling, FunctionState, Outcome, Phase
 from agent.vfio.turn import Absence, Turn
 

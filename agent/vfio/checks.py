@@ -13,9 +13,9 @@ from typing import Final
 
 from agent.host.model import Address, Function, HoldMode, NodeRole, normalise_driver
 from agent.vfio.group import companions, in_the_way, members
-from agent.vfio.model import ANY_DRIVER, RECOVERY, Code, Inspection, Prepare, Problem
+from agent.vfio.model import ANY_DRIVER, RECOVERY, Inspection, Prepare
 from agent.vfio.moves import has_driver
-from agent.vfio.problems import problem
+from agent.vfio.problems import Code, Problem, problem
 from agent.vfio.state import Claims, Rules, Seen
 
 

@@ -28,20 +28,10 @@ from typing import Final
 from agent.host.model import Function
 from agent.vfio import backward, forward
 from agent.vfio.drive import take_result
-from agent.vfio.model import (
-    RECOVERY,
-    Asked,
-    Child,
-    Code,
-    Inspection,
-    Problem,
-    Result,
-    Stray,
-    Written,
-)
+from agent.vfio.model import RECOVERY, Asked, Child, Inspection, Result, Stray, Written
 from agent.vfio.moves import is_back
 from agent.vfio.orders import OURSELVES, accept, give_back, recovery
-from agent.vfio.problems import problem
+from agent.vfio.problems import Code, Problem, problem
 from agent.vfio.state import (
     THERE,
     Advance,

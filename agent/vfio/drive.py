@@ -10,9 +10,9 @@ import errno
 from collections.abc import Callable
 
 from agent.host.model import Function
-from agent.vfio.model import Code, Origin, Problem, Step, Write, Written
+from agent.vfio.model import Origin, Step, Write, Written
 from agent.vfio.moves import CLEAR, Goal, Override, is_explained, next_step, override_for
-from agent.vfio.problems import problem
+from agent.vfio.problems import Code, Problem, problem
 from agent.vfio.state import Claim, FunctionState
 from agent.vfio.turn import Absence, Turn
 

@@ -12,9 +12,9 @@ from agent.host.model import Function, HoldMode
 from agent.vfio.backward import checking_recovery, turn_back
 from agent.vfio.checks import Case, Chosen, find_by_inspection, find_by_look
 from agent.vfio.drive import drive, hung, rests
-from agent.vfio.model import Code, Inspection, Move, Problem, Record
+from agent.vfio.model import Inspection, Move, Record
 from agent.vfio.moves import Override, goal_there, has_driver
-from agent.vfio.problems import problem
+from agent.vfio.problems import Code, Problem, problem
 from agent.vfio.state import Claim, FunctionState, Outcome, Phase, Wants
 from agent.vfio.turn import Absence, Turn
 

@@ -13,16 +13,14 @@ from agent.vfio.model import (
     ANY_DRIVER,
     RECOVERY,
     Asked,
-    Code,
     Identity,
     Origin,
     Prepare,
-    Problem,
     Record,
     Recover,
     Release,
 )
-from agent.vfio.problems import problem
+from agent.vfio.problems import Code, Problem, problem
 from agent.vfio.state import THERE, Claim, FunctionState, Phase, Wants
 from agent.vfio.turn import Turn, wait
 

@@ -1,14 +1,91 @@
-"""What goes with each code of a problem: what to do about it, and whether time alone can help.
+"""What can be wrong with a claim, what to do about it, and whether time alone can help.
 
 Pure. A sentence is made where the problem is found, since it names what was found; its hint and
 whether trying again can help depend on the code alone and stand here, in one table.
 """
 
+import dataclasses
+import enum
 from collections.abc import Mapping
 from typing import Final
 
 from agent.host.model import Address
-from agent.vfio.model import Code, Problem
+
+
+class Code(enum.StrEnum):
+    """What can be wrong: stable words for programs, metrics and the log."""
+
+    UNKNOWN_DEVICE = "unknown-device"
+    """No such function, or no profile publishes it in that mode, or it has gone."""
+    IGNORED = "ignored"
+    """The configuration keeps it out of everything."""
+    CLAIMED = "claimed"
+    """Another claim has the function, or this id with other content."""
+    STRANDED = "stranded"
+    """It could not be brought back; ``recover`` tries again."""
+    NOT_STRANDED = "not-stranded"
+    """There is no record that this agent moved it."""
+    HUNG = "hung"
+    """A write to it has not returned."""
+    IOMMU_OFF = "iommu-off"
+    NO_IOMMU_MODE = "no-iommu-mode"
+    """VFIO would take it without an IOMMU, which protects nobody."""
+    GROUP_NOT_VIABLE = "group-not-viable"
+    """Another endpoint of its IOMMU group is on a driver of the host."""
+    NOT_IN_GROUP = "not-in-group"
+    """A function was named that is in no IOMMU group of the claim."""
+    DRIVER_UNAVAILABLE = "driver-unavailable"
+    ACTIVE_VFS = "active-vfs"
+    IN_USE = "in-use"
+    """A process holds a node of it open."""
+    HOLDERS_UNKNOWN = "holders-unknown"
+    """Nobody can say whether a process holds a node open."""
+    OVERRIDE_UNKNOWN = "override-unknown"
+    """Its ``driver_override`` could not be read, so it could not be restored."""
+    BOOT_DISPLAY = "boot-display"
+    """It shows the console."""
+    MANAGED = "managed"
+    """driverctl or libvirt moves it."""
+    FOREIGN_BINDING = "foreign-binding"
+    """Somebody else bound it to VFIO."""
+    COOLING_DOWN = "cooling-down"
+    """It could not be moved a moment ago."""
+    PAUSED = "paused"
+    JOURNAL_FAILED = "journal-failed"
+    """What must be on disk before a device is touched could not be written."""
+    WITHDRAW_FAILED = "withdraw-failed"
+    """Its entry could not be taken out of its spec."""
+    CHANGED = "changed"
+    """Somebody else changed it while it was being moved."""
+    MOVE_FAILED = "move-failed"
+    """The kernel refused a write, or the write had no effect."""
+    DEAD = "dead"
+    """It does not answer any more: its configuration space reads ones."""
+    NOT_PUBLISHED = "not-published"
+    """It is on its driver, but its entry did not come."""
+    LOST = "lost"
+    """Somebody else changed what the claim holds."""
+    ENDING = "ending"
+    """A claim with this id is being released or undone."""
+    CANCELLED = "cancelled"
+    """The claim was released before it was done."""
+    INTERRUPTED = "interrupted"
+    """The agent was stopped before the claim was done."""
+    INVALID = "invalid"
+    """The order itself makes no sense."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong, for programs and for people."""
+
+    code: Code
+    sentence: str
+    hint: str = ""
+    """What the reader can do about it; empty if nothing."""
+    retryable: bool = False
+    """Whether the same order can succeed later without a change by a person."""
+
 
 HINTS: Final[Mapping[Code, str]] = {
     Code.UNKNOWN_DEVICE: "`cdi-agent scan` lists what this host has and what is published",

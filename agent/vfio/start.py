@@ -10,9 +10,9 @@ import dataclasses
 from collections.abc import Iterable
 
 from agent.host.model import Inventory
-from agent.vfio.model import RECOVERY, Child, Code, Durable, Record, Stray, Watch
+from agent.vfio.model import RECOVERY, Child, Durable, Record, Stray, Watch
 from agent.vfio.orders import OURSELVES, recovery, unknown_origin
-from agent.vfio.problems import problem
+from agent.vfio.problems import Code, problem
 from agent.vfio.state import Claim, Claims, FunctionState, Phase
 
 

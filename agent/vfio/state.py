@@ -15,18 +15,17 @@ from agent.host.model import Address, Function, Hold, HoldMode, Inventory
 from agent.vfio.model import (
     Answer,
     Child,
-    Code,
     Durable,
     Effect,
     Inspect,
     Inspection,
     Origin,
-    Problem,
     Record,
     Stray,
     Write,
 )
 from agent.vfio.moves import Override
+from agent.vfio.problems import Code, Problem
 
 
 class Phase(enum.StrEnum):

@@ -14,16 +14,14 @@ from agent.vfio.group import members
 from agent.vfio.model import (
     Answer,
     Child,
-    Code,
     Effect,
     Identity,
     Inspect,
     Move,
     Origin,
-    Problem,
     Stray,
 )
-from agent.vfio.problems import hint_for
+from agent.vfio.problems import Code, Problem, hint_for
 from agent.vfio.state import (
     Advance,
     Claim,

@@ -15,7 +15,8 @@ from agent.control.server import HttpService
 from agent.control.sockets import UnixAddress, bind
 from agent.errors import ExitCode
 from agent.host.model import HoldMode
-from agent.vfio.model import Answer, Code, Move, Prepare, Problem, Recover, Release
+from agent.vfio.model import Answer, Move, Prepare, Recover, Release
+from agent.vfio.problems import Code, Problem
 from tests.control.fake_agent import NAME, A, B, FakeAgent
 
 Run = Callable[..., tuple[int, str, str]]

@@ -9,18 +9,17 @@ from agent.reconcile.state import State
 from agent.vfio.model import (
     Answer,
     Child,
-    Code,
     Identity,
     Order,
     Origin,
     Prepare,
-    Problem,
     Record,
     Step,
     Stray,
     Write,
 )
-from agent.vfio.state import Claim, Claims, FunctionState, Phase
+from agent.vfio.problems import Code, Problem
+from agent.vfio.state import Claim, Claims, Cooling, FunctionState, Phase
 
 A, B = Address("0000:03:00.0"), Address("0000:04:00.0")
 GPU = Kind("intel.com/gpu")
@@ -58,6 +57,7 @@ def state(*, dry_run: bool = False) -> State:
             live={"vm": Claim(record, (FunctionState(origin),), phase=Phase.DONE, dry_run=dry_run)},
             strays={B: stray},
             children={A: Child(write, 99)},
+            cooling={A: Cooling(140.0, "it did not move"), B: Cooling(120.0, "nor did it")},
         ),
         passes=3,
     )

@@ -19,7 +19,8 @@ from agent.control.server import HttpService
 from agent.control.sockets import UnixAddress, bind
 from agent.host.model import HoldMode
 from agent.vfio.children import started_at
-from agent.vfio.model import Answer, Code, Move, Prepare, Problem, Recover, Release
+from agent.vfio.model import Answer, Move, Prepare, Recover, Release
+from agent.vfio.problems import Code, Problem
 from tests.control.fake_agent import GONE, NAME, REUSED, A, B, FakeAgent
 
 US = f"pid {os.getpid()}, uid {os.getuid()}"
@@ -98,6 +99,11 @@ class TestQuestions:
         _, document = await control.call("GET", f"/v1/explain/{B}")
         assert document["claim"]["id"] == "vm"
         assert document["stranded"]["sentence"] == "it did not come back"
+
+    async def test_explain_says_how_long_a_function_is_left_alone(self, control: Socket) -> None:
+        """No pass comes when that time is over; it is over all the same."""
+        cooling = [(await control.call("GET", f"/v1/explain/{each}"))[1] for each in (A, B)]
+        assert [document["cooling_down"] for document in cooling] == [True, False]
 
     async def test_explain_of_what_is_not_there(self, control: Socket) -> None:
         status, document = await control.call("GET", "/v1/explain/0000:99:00.0")

@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from agent.simulate.host import arc_b50, arc_b60
 from agent.vfio.journal import FILE_NAME
-from agent.vfio.model import Code
+from agent.vfio.problems import Code
 from agent.vfio.state import Phase
 from tests.reconcile.claims_rig import ClaimsRig
 

@@ -5,17 +5,16 @@ from typing import Final
 from agent.host.model import Address, HoldMode
 from agent.vfio.model import (
     Child,
-    Code,
     Durable,
     Identity,
     Origin,
     Prepare,
-    Problem,
     Record,
     Step,
     Stray,
     Write,
 )
+from agent.vfio.problems import Code, Problem
 
 GPU: Final = Address("0000:03:00.0")
 AUDIO: Final = Address("10000:03:00.1")

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from agent.host.model import Function, HoldMode
-from agent.vfio.model import Code, Holder, Prepare, Recover
-from agent.vfio.problems import HINTS, RETRYABLE
+from agent.vfio.model import Holder, Prepare, Recover
+from agent.vfio.problems import HINTS, RETRYABLE, Code
 from agent.vfio.state import Rules
 from tests.vfio.world import (
     AUDIO,

@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 
-from agent.vfio.model import Code, Prepare
+from agent.vfio.model import Prepare
+from agent.vfio.problems import Code
 from tests.vfio.world import GPU, OTHER_GPU, RELEASE, SHAPES, Crash, Shape, World
 
 shapes = pytest.mark.parametrize("shape", [pytest.param(s, id=s.id) for s in SHAPES])

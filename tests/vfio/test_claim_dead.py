@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 
 from agent.host.model import HoldMode
-from agent.vfio.model import Code, Prepare, Recover, Step
+from agent.vfio.model import Prepare, Recover, Step
+from agent.vfio.problems import Code
 from agent.vfio.state import Outcome, Rules
 from tests.vfio.world import (
     AUDIO,

@@ -4,7 +4,8 @@ import errno
 
 import pytest
 
-from agent.vfio.model import Code, Holder, Recover, Release, Step, Write
+from agent.vfio.model import Holder, Recover, Release, Step, Write
+from agent.vfio.problems import Code
 from agent.vfio.state import Outcome, Phase, explain
 from tests.vfio.world import (
     AUDIO,

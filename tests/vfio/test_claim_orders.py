@@ -10,7 +10,6 @@ from agent.vfio.claim import holds
 from agent.vfio.model import (
     ANY_DRIVER,
     Answer,
-    Code,
     Holder,
     Move,
     Order,
@@ -19,6 +18,7 @@ from agent.vfio.model import (
     Release,
     Step,
 )
+from agent.vfio.problems import Code
 from agent.vfio.state import Outcome, Phase, Rules
 from tests.vfio.world import (
     AUDIO,

@@ -22,11 +22,11 @@ from agent.vfio.model import (
     Identity,
     Origin,
     Prepare,
-    Problem,
     Record,
     Stray,
     Write,
 )
+from agent.vfio.problems import Problem
 from tests.vfio.journals import BOOT, FULL, RECORD
 
 

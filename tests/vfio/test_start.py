@@ -5,18 +5,8 @@ import dataclasses
 import msgspec
 import pytest
 
-from agent.vfio.model import (
-    Child,
-    Code,
-    Durable,
-    Holder,
-    Problem,
-    Recover,
-    Step,
-    Stray,
-    Watch,
-    Write,
-)
+from agent.vfio.model import Child, Durable, Holder, Recover, Step, Stray, Watch, Write
+from agent.vfio.problems import Code, Problem
 from agent.vfio.start import start
 from agent.vfio.state import Claims, Outcome, Phase, Rules
 from tests.vfio.world import (

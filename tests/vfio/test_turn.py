@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 
 from agent.host.model import Address, DeviceNumber, Function, Inventory, Node, NodeRole, NodeState
-from agent.vfio.model import Child, Code, Durable, Problem, Step, Stray, Write
+from agent.vfio.model import Child, Durable, Step, Stray, Write
+from agent.vfio.problems import Code, Problem
 from agent.vfio.state import Claim, Claims, Rules, Seen
 from agent.vfio.turn import Turn
 from tests.vfio.world import GPU, OTHER_GPU, SHAPES, Chip, World
