@@ -39,7 +39,7 @@ from agent.control.server import HttpService
 from agent.control.sockets import UnixAddress, parse_address, passed_sockets
 from agent.errors import AgentError, SourceUnavailableError, StoreError
 from agent.host.devnodes import StatNode, lstat_node
-from agent.host.model import Hint
+from agent.host.hints import Hint
 from agent.host.monitor import Monitor, SourceState
 from agent.observe.claim_metrics import ClaimMetrics
 from agent.observe.health import Verdict, health, readiness

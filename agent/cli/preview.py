@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from agent.cdi.desired import Desired, desired
 from agent.cdi.files import DeleteSpec, Disk, SetAside, WriteSpec
 from agent.compose import Parts
-from agent.host.model import EVERYTHING, Inventory
+from agent.host.hints import EVERYTHING
+from agent.host.model import Inventory
 from agent.reconcile.plan import Plan, plan
 from agent.reconcile.state import Memory
 

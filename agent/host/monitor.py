@@ -43,7 +43,8 @@ import pyudev
 import structlog
 
 from agent.errors import SourceUnavailableError
-from agent.host.model import DeviceNumber, Hint
+from agent.host.hints import Hint
+from agent.host.model import DeviceNumber
 from agent.host.uevent import ACTIONS, OTHER, SUBSYSTEMS, Message, Source, hint_of
 from agent.troubles import Troubles
 

@@ -31,6 +31,7 @@ from agent.host.function import (
     node_order,
     role_of,
 )
+from agent.host.hints import Scope, widen
 from agent.host.model import (
     ADDRESS_PATTERN,
     Address,
@@ -42,11 +43,9 @@ from agent.host.model import (
     NodeRole,
     NodeState,
     Orphan,
-    Scope,
     address_in_devpath,
     address_order,
     owner_of_node,
-    widen,
 )
 from agent.host.sysfs import Folder, UnreadableError
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from typing import Final, Literal, NamedTuple
 
-from agent.host.model import DeviceNumber, Hint, address_in_devpath, owner_of_node
+from agent.host.hints import Hint
+from agent.host.model import DeviceNumber, address_in_devpath, owner_of_node
 
 Source = Literal["kernel", "udev"]
 """``kernel``: early, ahead of permissions and links. ``udev``: late, when udev is done with it."""

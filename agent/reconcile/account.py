@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from agent.cdi.desired import Reason, Withheld
 from agent.cdi.files import Action, DeleteSpec, Disk, WriteSpec
-from agent.host.model import Hint, Inventory, Scope
+from agent.host.hints import Hint, Scope
+from agent.host.model import Inventory
 from agent.reconcile.plan import TRANSIENT, Plan
 from agent.reconcile.rules import Layout
 from agent.reconcile.state import Key, Memory, PassReport, State

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
-from agent.host.model import Hint
+from agent.host.hints import Hint
 from agent.reconcile.ports import Looker, SpecStore
 from agent.reconcile.rules import Rules
 from agent.reconcile.state import State

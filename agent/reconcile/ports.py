@@ -3,7 +3,8 @@
 from typing import Protocol
 
 from agent.cdi.files import Action, Disk
-from agent.host.model import Inventory, Scope
+from agent.host.hints import Scope
+from agent.host.model import Inventory
 from agent.vfio.model import Durable, Effect
 
 

@@ -22,16 +22,8 @@ import structlog
 from agent.cdi.desired import Desired, desired
 from agent.cdi.files import Action, Disk, WriteSpec
 from agent.errors import AgentError, LookError, StoreError
-from agent.host.model import (
-    EVERYTHING,
-    DeviceNumber,
-    Hint,
-    Hold,
-    Inventory,
-    Scope,
-    scope_of,
-    widen,
-)
+from agent.host.hints import EVERYTHING, Hint, Scope, scope_of, widen
+from agent.host.model import DeviceNumber, Hold, Inventory
 from agent.reconcile.account import Acts, is_news, is_starting, line_of, read_back, report_of
 from agent.reconcile.desk import Desk, names_on_disk
 from agent.reconcile.messages import (

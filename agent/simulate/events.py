@@ -10,7 +10,8 @@ import os
 from collections.abc import Callable, Mapping
 
 from agent.host import uevent
-from agent.host.model import DeviceNumber, Hint
+from agent.host.hints import Hint
+from agent.host.model import DeviceNumber
 
 
 class Source(enum.StrEnum):

@@ -26,7 +26,7 @@ import msgspec
 from agent import config
 from agent.cli.lock import instance_lock
 from agent.daemon import Daemon
-from agent.host.model import Hint
+from agent.host.hints import Hint
 from agent.observe import log as logs
 from agent.reconcile.state import PassReport, State
 from agent.simulate import stat_plain

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from agent.errors import CaptureError
 from agent.host.capture import Capture, capture, contradictions, dump, load, parse
 from agent.host.captured_text import MAX_BYTES
+from agent.host.hints import EVERYTHING
 from agent.host.model import (
-    EVERYTHING,
     Address,
     DeviceNumber,
     Environment,

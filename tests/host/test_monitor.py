@@ -17,7 +17,8 @@ import pyudev
 import structlog
 
 from agent.errors import SourceUnavailableError
-from agent.host.model import Address, DeviceNumber, Hint
+from agent.host.hints import Hint
+from agent.host.model import Address, DeviceNumber
 from agent.host.monitor import (
     FIRST_DELAY,
     LONGEST_DELAY,

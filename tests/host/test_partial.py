@@ -12,11 +12,8 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from agent.host.model import (
-    EVERYTHING,
-    Inventory,
-    scope_of,
-)
+from agent.host.hints import EVERYTHING, scope_of
+from agent.host.model import Inventory
 from tests.host.tree import Host
 
 ADDRESSES = (

@@ -12,9 +12,8 @@ import pytest
 from agent.errors import LookError
 from agent.host import sysfs
 from agent.host.devnodes import NodeStat, file_system, lstat_node, node_path
+from agent.host.hints import EVERYTHING, NOTHING, Scope
 from agent.host.model import (
-    EVERYTHING,
-    NOTHING,
     Address,
     DeviceNumber,
     Environment,
@@ -24,7 +23,6 @@ from agent.host.model import (
     Node,
     NodeRole,
     NodeState,
-    Scope,
 )
 from agent.host.scan import Scanner
 from tests.host.tree import Host, stat_node

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agent.host.devnodes import NodeStat
-from agent.host.model import DeviceNumber, Hint
+from agent.host.hints import Hint
+from agent.host.model import DeviceNumber
 from agent.host.scan import Scanner
 from agent.host.uevent import Message, hint_of
 

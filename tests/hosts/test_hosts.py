@@ -17,7 +17,8 @@ from agent.cdi.offers import Policy
 from agent.cdi.profile import shared_paths
 from agent.cdi.profiles import load_builtin
 from agent.host import capture
-from agent.host.model import EVERYTHING, Inventory
+from agent.host.hints import EVERYTHING
+from agent.host.model import Inventory
 from agent.host.scan import Scanner
 from agent.simulate import captured, stat_plain
 from tests.cdi.worlds import sheets

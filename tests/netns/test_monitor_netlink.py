@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from agent.host.model import Address, DeviceNumber, Hint
+from agent.host.hints import Hint
+from agent.host.model import Address, DeviceNumber
 from agent.host.monitor import BATCH, Monitor, SourceState
 from agent.host.uevent import Source
 from tests.netns.netlink import KernelSender, UdevSender, body

@@ -23,7 +23,8 @@ from agent.cdi.spec import Kind
 from agent.control.pages import application, document, probe
 from agent.control.server import HttpService
 from agent.control.sockets import TcpAddress, bind, describe
-from agent.host.model import Address, Hint
+from agent.host.hints import Hint
+from agent.host.model import Address
 from agent.observe.health import Verdict
 from agent.observe.metrics import CONTENT_TYPE, Histogram, Metrics
 from agent.reconcile.messages import Inbox

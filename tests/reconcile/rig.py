@@ -14,7 +14,7 @@ from agent.cdi.parse import parse
 from agent.cdi.profiles import load_builtin
 from agent.cdi.store import Store
 from agent.errors import StoreError
-from agent.host.model import Hint
+from agent.host.hints import Hint
 from agent.host.scan import Scanner
 from agent.reconcile.messages import Inbox
 from agent.reconcile.reconciler import Reconciler

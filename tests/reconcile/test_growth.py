@@ -11,7 +11,8 @@ import pytest
 import structlog
 
 from agent.cdi.render import HEADER
-from agent.host.model import Address, Hint, HoldMode
+from agent.host.hints import Hint
+from agent.host.model import Address, HoldMode
 from agent.observe.claim_metrics import ClaimMetrics
 from agent.observe.health import Verdict
 from agent.observe.metrics import Metrics

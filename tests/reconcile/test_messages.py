@@ -1,6 +1,6 @@
 """The queue is bounded, loses only hints, and says so."""
 
-from agent.host.model import Hint
+from agent.host.hints import Hint
 from agent.reconcile.messages import Inbox, Order, Pause, Stop
 
 

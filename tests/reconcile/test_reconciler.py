@@ -15,7 +15,8 @@ from agent.cdi.desired import Reason
 from agent.cdi.files import Disk
 from agent.cdi.store import Store
 from agent.errors import ConfigError, StoreError
-from agent.host.model import Address, Hint, Inventory, Scope
+from agent.host.hints import Hint, Scope
+from agent.host.model import Address, Inventory
 from agent.host.scan import Scanner
 from agent.reconcile.messages import SPECS, NewRules, Stop
 from agent.reconcile.reconciler import Reconciler

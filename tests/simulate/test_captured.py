@@ -8,7 +8,8 @@ import pytest
 
 from agent.errors import CaptureError
 from agent.host import capture
-from agent.host.model import EVERYTHING, Inventory
+from agent.host.hints import EVERYTHING
+from agent.host.model import Inventory
 from agent.host.scan import Scanner
 from agent.simulate import Features, Kernel, UdevMode, VfioKind, captured, stat_plain
 from agent.simulate import host as shapes

@@ -10,7 +10,8 @@ from typing import Final
 
 import pytest
 
-from agent.host.model import EVERYTHING, Address, Inventory, NodeState
+from agent.host.hints import EVERYTHING
+from agent.host.model import Address, Inventory, NodeState
 from agent.host.scan import Scanner
 from agent.simulate import Hardware, Kernel, UdevMode, stat_plain
 from agent.simulate import host as shapes
