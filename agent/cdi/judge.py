@@ -21,11 +21,8 @@ from agent.host.model import (
     Node,
     NodeRole,
     address_order,
-    normalise_driver,
 )
 
-# Kernel, drivers/vfio and drivers/iommu: drivers that do not keep a group from being viable.
-_HARMLESS_DRIVERS: Final = frozenset({"pci-stub", "pcieport"})
 _DISPLAY: Final = 0x03
 _ACCELERATOR: Final = 0x12
 OWN_ROLES: Final = (NodeRole.CARD, NodeRole.RENDER, NodeRole.ACCEL)
@@ -214,14 +211,7 @@ def _is_ignored(function: Function, policy: Policy) -> bool:
 
 def _unviable(group: Iterable[Function]) -> Refusal | None:
     """Who keeps an IOMMU group from being used."""
-    in_the_way = [
-        member
-        for member in group
-        if not member.is_bridge
-        and not member.on_vfio
-        and member.driver is not None
-        and normalise_driver(member.driver) not in _HARMLESS_DRIVERS
-    ]
+    in_the_way = [member for member in group if member.keeps_group]
     if not in_the_way:
         return None
     names = ", ".join(f"{member.address} ({member.driver})" for member in in_the_way)

@@ -1,23 +1,18 @@
 """Who has to move along, and who is in the way: the IOMMU group of a device. Pure.
 
-The kernel gives a group of functions to a process as one: every endpoint of it has to be on VFIO
-or on no driver (``vfio_dev_viable`` in drivers/vfio, ``iommu_group_claim_dma_owner`` since 5.19).
-Some of them belong to the device and move with it; nobody else's function is moved unless a
-person names it.
+The kernel gives a group of functions to a process as one (`Function.keeps_group`). Some of them
+belong to the device and move with it; nobody else's function is moved unless a person names it.
 """
 
 from collections.abc import Collection, Iterable
 from typing import Final
 
-from agent.host.model import Function, Inventory, normalise_driver
+from agent.host.model import Function, Inventory
 
 # What a host may stand on. Such a function is never moved because another one is.
 _STORAGE: Final = 0x01
 _NETWORK: Final = 0x02
 _USB: Final = 0x0C03
-
-# Drivers that do nothing with a device and do not keep its group from being viable.
-_HARMLESS: Final = frozenset({"pci-stub", "pcieport"})
 
 
 def companions(devices: Iterable[Function], inventory: Inventory) -> tuple[Function, ...]:
@@ -61,10 +56,7 @@ def in_the_way(moving: Collection[Function], inventory: Inventory) -> tuple[Func
         other.address: other
         for function in moving
         for other in members(function, inventory)
-        if other.address not in ours
-        and other.driver is not None
-        and not other.on_vfio
-        and normalise_driver(other.driver) not in _HARMLESS
+        if other.address not in ours and other.keeps_group
     }
     return tuple(found.values())
 
