@@ -46,7 +46,7 @@ from agent.observe.health import Verdict, health, readiness
 from agent.observe.log import Log
 from agent.observe.metrics import CONTENT_TYPE, Metrics
 from agent.observe.systemd import Notifier
-from agent.reconcile.messages import RELOAD, SPECS, Inbox, NewRules, Pause, Stop
+from agent.reconcile.messages import RELOAD, SPECS, Inbox, NewRules, Stop
 from agent.reconcile.plan import TRANSIENT
 from agent.reconcile.reconciler import Reconciler
 from agent.reconcile.state import PassReport, State
@@ -259,9 +259,9 @@ class Daemon:
         """Ask for a claim, its end, or a stranded device back."""
         return await self._reconciler.submit(order)
 
-    def pause(self, *, paused: bool) -> None:
-        """Let no claim begin to move a device, or let them again."""
-        self._inbox.order(Pause(paused))
+    async def pause(self, *, paused: bool) -> None:
+        """Let no claim begin to move a device, or let them again; returns when it is so."""
+        await self._reconciler.pause(paused=paused)
 
     def overview(self) -> dict[str, object]:
         """Version, health and sources."""

@@ -62,8 +62,8 @@ class Agent(Protocol):
     async def submit(self, order: Order) -> Answer:
         """Ask for something; returns when it is done or refused."""
 
-    def pause(self, *, paused: bool) -> None:
-        """Let no claim begin to move a device, or let them again."""
+    async def pause(self, *, paused: bool) -> None:
+        """Let no claim begin to move a device, or let them again; returns when it is so."""
 
     def overview(self) -> views.Document:
         """Version, health and sources."""
@@ -197,7 +197,7 @@ class _Api:
     async def pause(self, request: _Request) -> _Reply:
         paused = request.parts[1] == "pause"
         _log.info("order", order=request.parts[1], client=request.client)
-        self._agent.pause(paused=paused)
+        await self._agent.pause(paused=paused)
         return 200, {"paused": paused}
 
     async def _order(self, order: Order, request: _Request) -> _Reply:

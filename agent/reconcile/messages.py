@@ -61,11 +61,13 @@ class Finished:
     result: Result
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Pause:
     """Let no claim begin to move a device, or let them again. What is on its way goes on."""
 
     paused: bool
+    taken: asyncio.Future[None]
+    """Done when it is so."""
 
 
 Order = Asked | Finished | Pause | Reconfigure | Stop

@@ -152,7 +152,7 @@ class Reconciler:
             case Finished():
                 self._results.append(message.result)
             case Pause():
-                self._pause(paused=message.paused)
+                self._pause(message)
             case Reconfigure():
                 return await self._reconfigure(message)
             case Stop():
@@ -260,10 +260,20 @@ class Reconciler:
         self._inbox.order(asked)
         return await reply
 
-    def _pause(self, *, paused: bool) -> None:
+    async def pause(self, *, paused: bool) -> None:
+        """Let no claim begin to move a device, or let them again; returns when it is so."""
+        message = Pause(paused, asyncio.get_running_loop().create_future())
+        self._inbox.order(message)
+        await message.taken
+
+    def _pause(self, message: Pause) -> None:
+        paused = message.paused
         if self._desk is not None and self._desk.rules.paused is not paused:
             self._desk.rules = dataclasses.replace(self._desk.rules, paused=paused)
+            self._state = dataclasses.replace(self._state, paused=paused)
             _log.warning("paused" if paused else "resumed")
+        if not message.taken.done():
+            message.taken.set_result(None)
 
     async def reconfigure(self, new: NewRules) -> None:
         """Take a new configuration; returns when it is in force.

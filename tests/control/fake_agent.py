@@ -84,7 +84,7 @@ class FakeAgent:
         self.orders.append(order)
         return self.reply
 
-    def pause(self, *, paused: bool) -> None:
+    async def pause(self, *, paused: bool) -> None:
         self.paused = paused
 
     def overview(self) -> dict[str, Any]:

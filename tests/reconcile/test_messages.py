@@ -1,7 +1,8 @@
 """The queue is bounded, loses only hints, and says so."""
 
 from agent.host.hints import Hint
-from agent.reconcile.messages import Inbox, Order, Pause, Stop
+from agent.reconcile.messages import Inbox, Order, Stop
+from agent.vfio.model import Asked, Release
 
 
 def hint(number: int) -> Hint:
@@ -40,7 +41,7 @@ async def test_an_order_is_never_lost_and_never_refused() -> None:
     inbox = Inbox(size=2)
     for number in range(5):
         inbox.hint(hint(number))
-    orders: list[Order] = [Pause(paused=bool(number % 2)) for number in range(5)]
+    orders: list[Order] = [Asked(number, Release("vm")) for number in range(5)]
     orders.append(Stop())
     for order in orders:
         inbox.order(order)
