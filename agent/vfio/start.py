@@ -7,10 +7,9 @@ the boot every override and every binding of ours has gone.
 """
 
 import dataclasses
-from collections.abc import Iterable
 
 from agent.host.model import Inventory
-from agent.vfio.model import RECOVERY, Child, Durable, Record, Stray, Watch
+from agent.vfio.model import RECOVERY, Durable, Record, Stray, Watch
 from agent.vfio.orders import OURSELVES, recovery, unknown_origin
 from agent.vfio.problems import Code, problem
 from agent.vfio.state import Claim, Claims, FunctionState, Phase
@@ -34,7 +33,6 @@ def start(
     boot_id: str,
     now: float,
     damaged: bool = False,
-    children: Iterable[Child] = (),
 ) -> Started:
     """Make the claims of what an earlier agent wrote down.
 
@@ -45,8 +43,7 @@ def start(
         now: Monotonic seconds.
         damaged: There was a journal, and it could not be read. That is not the same as no claims:
             whatever is on VFIO may have been moved by this agent, and is not touched until a
-            person says so.
-        children: Processes of an earlier agent that may still write to a function.
+            person says so. What may still write to a function has that one's lock (`vfio.writer`).
     """
     if damaged:
         strays = {
@@ -62,9 +59,9 @@ def start(
             for function in inventory.functions.values()
             if function.on_vfio
         }
-        return _with_children(Claims(boot_id=boot_id, strays=strays), children)
+        return Started(Claims(boot_id=boot_id, strays=strays))
     if journal.boot_id != boot_id:
-        return _with_children(Claims(boot_id=boot_id), children, voided=journal.claims)
+        return Started(Claims(boot_id=boot_id), voided=journal.claims)
     live = {record.id: _claim(record, now) for record in journal.claims}
     claimed = {state.address for claim in live.values() for state in claim.functions}
     strays = {
@@ -75,8 +72,10 @@ def start(
     for address, stray in strays.items():
         if stray.origin.known:
             live[f"{RECOVERY}{address}"] = recovery(stray.origin, now=now, client=OURSELVES)
-    claims = Claims(boot_id=boot_id, live=live, strays=strays)
-    return _with_children(claims, (*journal.children, *children))
+    # Until what may still write has ended, nobody else writes there.
+    busy = {child.write.address: child for child in journal.children}
+    claims = Claims(boot_id=boot_id, live=live, strays=strays, children=busy)
+    return Started(claims, tuple(map(Watch, busy.values())))
 
 
 def _claim(record: Record, now: float) -> Claim:
@@ -96,15 +95,3 @@ def _claim(record: Record, now: float) -> Claim:
             Code.INTERRUPTED, f"the agent was stopped while claim {record.id} was under way"
         )
     return dataclasses.replace(claim, phase=Phase.RELEASING, problem=why)
-
-
-def _with_children(
-    claims: Claims, children: Iterable[Child], voided: tuple[Record, ...] = ()
-) -> Started:
-    """Watch what may still write; until it has ended nobody else writes there."""
-    busy = {child.write.address: child for child in children}
-    return Started(
-        dataclasses.replace(claims, children=busy),
-        tuple(Watch(child) for child in busy.values()),
-        voided,
-    )
