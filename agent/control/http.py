@@ -5,7 +5,8 @@ installs signal handlers and wakes ten times a second for ever, which an idle ag
 its protocol waits without limit for a request to be completed. Here
 
 - a connection carries one request and is closed; nothing is pipelined and nothing kept alive,
-- from connecting to the last byte it has ``seconds``; then it is cut off, whoever is slow,
+- from connecting to the last byte of the answer it has ``seconds``, and of the request
+  ``request_seconds``; then it is cut off, whoever is slow,
 - more than ``connections`` at once are closed at once,
 - more than ``request_bytes`` of request are not read.
 
@@ -39,6 +40,7 @@ SHUTDOWN_SECONDS: Final = 1.0
 """How long answers that are under way may take at the end."""
 _UCRED: Final = struct.Struct("iII")
 """``struct ucred``, unix(7)."""
+_HAS_ASKED: Final = (h11.DONE, h11.MUST_CLOSE)
 _TOO_LARGE: Final = (
     b"HTTP/1.1 413 Content Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 )
@@ -52,6 +54,9 @@ class Limits:
     """At once; more are closed without an answer."""
     seconds: float = 10.0
     """From connecting to the last byte of the answer."""
+    request_seconds: float = 10.0
+    """From connecting to the last byte of the request: who waits for an answer may take longer than
+    who has not even asked."""
     request_bytes: int = 16_384
     """Of head and body together."""
 
@@ -152,13 +157,17 @@ class _Connection(H11Protocol):
         self._server = server
         self._received = 0
         self._deadline: asyncio.TimerHandle | None = None
+        self._answer_by = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take it, or close it at once."""
         if not self._server._accepted(self):  # noqa: SLF001 - as above
             transport.abort()
             return
-        self._deadline = self.loop.call_later(self._server.limits.seconds, self._too_late)
+        limits = self._server.limits
+        self._answer_by = self.loop.time() + limits.seconds
+        seconds = min(limits.seconds, limits.request_seconds)
+        self._deadline = self.loop.call_later(seconds, self._too_late)
         self.app_state = {"peer": peer_of(transport.get_extra_info("socket"))}
         super().connection_made(transport)
 
@@ -175,11 +184,18 @@ class _Connection(H11Protocol):
         self._received += len(data)
         if self._received <= self._server.limits.request_bytes:
             super().data_received(data)
+            self._has_asked()
         elif self.conn.our_state is h11.IDLE:
             self.transport.write(_TOO_LARGE)
             self.transport.close()
         else:
             self.transport.pause_reading()  # the answer is on its way; nobody needs the rest
+
+    def _has_asked(self) -> None:
+        """Once it has said all, it has the time that the answer takes."""
+        if self._deadline is not None and self.conn.their_state in _HAS_ASKED:
+            self._deadline.cancel()
+            self._deadline = self.loop.call_at(self._answer_by, self._too_late)
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """A client that has said all may still wait for the answer."""

@@ -188,14 +188,50 @@ async def test_what_is_pipelined_after_the_first_request_is_not_answered() -> No
         ),
     ],
 )
-async def test_who_does_not_finish_is_cut_off(sent: bytes) -> None:
+@pytest.mark.parametrize(
+    "limits",
+    [Limits(seconds=0.05), Limits(seconds=60, request_seconds=0.05)],
+    ids=["answer", "request"],
+)
+async def test_who_does_not_finish_is_cut_off(sent: bytes, limits: Limits) -> None:
+    """However long the answer may take: who only connects leaves no room for those who ask."""
+
     async def wait_for_body(scope: Scope, receive: Receive, send: Send) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
 
-    async with rig(wait_for_body, Limits(seconds=0.05)) as r:
+    async with rig(wait_for_body, limits) as r:
         await r.ask(sent)
         assert r.server.timeouts == 1
+
+
+@pytest.mark.parametrize(
+    "request_", [GET, b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n12"]
+)
+async def test_who_has_asked_may_wait_for_the_answer(request_: bytes) -> None:
+    asked = asyncio.Event()
+    gate = asyncio.Event()
+
+    async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+        asked.set()
+        await gate.wait()
+        await hello(scope, receive, send)
+
+    async with rig(slow, Limits(seconds=3600, request_seconds=60)) as r:
+        client = await r.connect()
+        await r.accepted(1)
+        (connection,) = r.server._open  # noqa: SLF001 - to wait for the end of it would take a minute
+
+        def left() -> float:
+            assert connection._deadline is not None  # noqa: SLF001 - as above
+            return connection._deadline.when() - asyncio.get_running_loop().time()  # noqa: SLF001
+
+        assert left() <= 60
+        await client.send(request_)
+        await asked.wait()
+        assert left() > 60
+        gate.set()
+        assert b"hello" in await client.rest()
 
 
 async def test_drip_fed_bytes_do_not_extend_the_deadline() -> None:
