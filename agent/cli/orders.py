@@ -230,7 +230,10 @@ def recover(
 @click.command("pause")
 @config_option
 def pause(config_path: Path | None) -> None:
-    """Let no claim begin to move a device; specs are kept true all the same."""
+    """Let no claim begin to move a device; specs are kept true all the same.
+
+    It ends with `resume`, and when the service is started again.
+    """
     _ask(config_path, "POST", "/v1/pause")
 
 

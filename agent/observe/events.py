@@ -190,6 +190,9 @@ EVENTS: Final[Mapping[str, Event]] = {
     "not-assigned": Event(
         "error", "What `vfio.assign` says could not be claimed; it is tried again."
     ),
-    "paused": Event("warning", "No claim begins to move a device until `resume`."),
+    "paused": Event(
+        "warning",
+        "No claim begins to move a device until `resume`, or until the service is started again.",
+    ),
     "resumed": Event("warning", "Claims may move devices again."),
 }

@@ -265,7 +265,7 @@ class Desk:
         """One line for each claim that has come further, ended, or left something behind."""
         for key, claim in decided.claims.live.items():
             old = before.live.get(key)
-            if old is None or old.phase is not claim.phase:
+            if not claim.dry_run and (old is None or old.phase is not claim.phase):
                 _log.info(
                     "claim",
                     claim=claim.id,

@@ -1,9 +1,11 @@
 """The desk for claims by itself: what it hands to ``vfio.claim``, and when."""
 
 import asyncio
+import dataclasses
 from collections.abc import Iterable, Mapping
 
 import pytest
+from structlog.testing import capture_logs
 
 from agent.host.model import Address, Hold, HoldMode
 from agent.reconcile.desk import Desk
@@ -126,3 +128,14 @@ async def test_a_claim_goes_on_in_the_pass_in_which_the_journal_was_saved(bench:
     await bench.run_pass(asked)
     await bench.run_pass(results=[bench.inspect()])
     assert bench.is_in(Phase.GUARDING)
+
+
+async def test_of_a_dry_run_nothing_is_told(bench: Bench) -> None:
+    """The log of claims has what was done, and nothing was."""
+    await bench.run_pass()
+    asked, reply = bench.desk.register(dataclasses.replace(PREPARE, dry_run=True))
+    with capture_logs() as logs:
+        await bench.run_pass(asked)
+        await bench.run_pass(results=[bench.inspect()])
+    assert (await answer_to(reply)).moves
+    assert logs == []
