@@ -4,8 +4,9 @@ The service and the commands that do the same once build from here, so that what
 shows is what ``run`` would write.
 """
 
-import dataclasses
 from pathlib import Path
+
+import msgspec
 
 from agent.cdi.desired import desired
 from agent.cdi.offers import Policy
@@ -25,8 +26,7 @@ from agent.vfio.state import Deadlines
 from agent.vfio.state import Rules as ClaimRules
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Parts:
+class Parts(msgspec.Struct, frozen=True):
     """What a pass works with."""
 
     rules: Rules

@@ -16,6 +16,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 
+import msgspec
+
 from agent.cdi.judge import (
     OWN_ROLES,
     Circumstances,
@@ -70,16 +72,15 @@ class Desired:
     """What it was made from, and what the next one need not find out again."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Basis:
+class Basis(msgspec.Struct, frozen=True):
     """What a result was made from, and what was found out of each function."""
 
     terms: Terms
-    functions: Mapping[Address, Function] = dataclasses.field(default_factory=dict)
-    shared: Mapping[str, Node] = dataclasses.field(default_factory=dict)
-    holds: Mapping[Address, Hold] = dataclasses.field(default_factory=dict)
-    subjects: Mapping[Address, Subject] = dataclasses.field(default_factory=dict)
-    judgements: Mapping[Address, Judgement] = dataclasses.field(default_factory=dict)
+    functions: Mapping[Address, Function] = msgspec.field(default_factory=dict)
+    shared: Mapping[str, Node] = msgspec.field(default_factory=dict)
+    holds: Mapping[Address, Hold] = msgspec.field(default_factory=dict)
+    subjects: Mapping[Address, Subject] = msgspec.field(default_factory=dict)
+    judgements: Mapping[Address, Judgement] = msgspec.field(default_factory=dict)
     """Of those that are of interest."""
     offers: tuple[Offer, ...] = ()
     withheld: tuple[Withheld, ...] = ()

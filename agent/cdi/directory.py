@@ -14,13 +14,14 @@ Everything here blocks and belongs in a thread; errors are ``OSError``.
 """
 
 import contextlib
-import dataclasses
 import errno
 import os
 import re
 import stat
 from types import TracebackType
 from typing import Final, Self
+
+import msgspec
 
 from agent.cdi.files import PREFIX
 from agent.cdi.tree import MAX_SIZE
@@ -74,8 +75,7 @@ def is_spec_name(name: str) -> bool:
     return name.endswith(SUFFIXES)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True):
     """A name in a directory that is of interest, with what ``lstat`` says of it."""
 
     name: str

@@ -4,10 +4,11 @@ Pure, and by the function's own facts and the shared nodes alone. What other fun
 about it is ``cdi.desired``'s.
 """
 
-import dataclasses
 import re
 from collections.abc import Iterable
 from typing import Final
+
+import msgspec
 
 from agent.cdi import rules
 from agent.cdi.offers import Fingerprint, Offer, Reason
@@ -35,8 +36,7 @@ _STATES: Final = {
 _Given = tuple[Node, Access]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(msgspec.Struct, frozen=True):
     """Why there is no offer."""
 
     reason: Reason
@@ -44,8 +44,7 @@ class Refusal:
     """One sentence for people."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Case:
+class Case(msgspec.Struct, frozen=True):
     """A function and one of its profiles, and what is clear before its nodes are looked at."""
 
     function: Function

@@ -8,6 +8,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Final
 
+import msgspec
+
 from agent.cdi.spec import Device, Kind, Spec
 
 PREFIX: Final = "cdi-agent_"
@@ -37,8 +39,7 @@ class SpecFile:
         object.__setattr__(self, "devices", {device.name: device for device in devices})
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ForeignFile:
+class ForeignFile(msgspec.Struct, frozen=True):
     """A spec file that we did not write, as far as it concerns us."""
 
     path: str
@@ -51,13 +52,12 @@ class ForeignFile:
     """Why it cannot be read, for people."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Disk:
+class Disk(msgspec.Struct, frozen=True):
     """The spec directories as one reading found them."""
 
     directory: str
     """The directory that we write to."""
-    ours: Mapping[str, SpecFile] = dataclasses.field(default_factory=dict)
+    ours: Mapping[str, SpecFile] = msgspec.field(default_factory=dict)
     """Our files in ``directory``, by path."""
     leftovers: tuple[str, ...] = ()
     """Paths of files of ours that nothing can want any more: in earlier directories, temp files."""
@@ -86,8 +86,7 @@ class WriteSpec:
         return f"write {self.path}: {' '.join(changes) or 'same devices, other edits'}"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class DeleteSpec:
+class DeleteSpec(msgspec.Struct, frozen=True):
     """Delete a spec file: its kind has no device left, or it is a leftover of ours."""
 
     path: str
@@ -103,8 +102,7 @@ class DeleteSpec:
         )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class SetAside:
+class SetAside(msgspec.Struct, frozen=True):
     """Rename a foreign spec file so that no consumer reads it (``cdi.adopt``)."""
 
     path: str

@@ -9,6 +9,8 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
+import msgspec
+
 from agent.cdi import rules
 from agent.cdi.entry import Case, Refusal, case_of, offer_of
 from agent.cdi.offers import Offer, Policy, Reason, Withheld
@@ -29,8 +31,7 @@ OWN_ROLES: Final = (NodeRole.CARD, NodeRole.RENDER, NodeRole.ACCEL)
 """Of the nodes that make a device of a function, or an orphan worth a word."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Terms:
+class Terms(msgspec.Struct, frozen=True):
     """What holds for all functions of a host."""
 
     profiles: tuple[Profile, ...]
@@ -38,8 +39,7 @@ class Terms:
     devtmpfs: bool
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Subject:
+class Subject(msgspec.Struct, frozen=True):
     """A function, and what the profiles make of it before others are asked."""
 
     function: Function
@@ -69,8 +69,7 @@ class Circumstances(NamedTuple):
     """Its place among the functions of its kind, for each case in which that is its name."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Judgement:
+class Judgement(msgspec.Struct, frozen=True):
     """What becomes of a function."""
 
     order: tuple[int, str]

@@ -6,7 +6,6 @@ What could only be found wrong when a device is published is found here, before 
 profile makes the entries that it would make, and CDI's rules are held against them.
 """
 
-import dataclasses
 import itertools
 import re
 from collections import Counter
@@ -41,8 +40,7 @@ _ALLOWED: Final = {
 }
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(msgspec.Struct, frozen=True):
     """What is wrong with a profile."""
 
     path: str

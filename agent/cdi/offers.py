@@ -3,6 +3,8 @@
 import dataclasses
 import enum
 
+import msgspec
+
 from agent.cdi.spec import Device, Kind
 from agent.host.model import Address, DeviceNumber, Node, address_order
 
@@ -53,8 +55,7 @@ class Reason(enum.StrEnum):
     """Its spec file could not be written; it is tried again."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Fingerprint:
+class Fingerprint(msgspec.Struct, frozen=True):
     """The facts that a published entry depends on: if they differ, the entry goes at once."""
 
     inode: int
@@ -86,8 +87,7 @@ class Offer:
         object.__setattr__(self, "order", address_order(self.address))
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Withheld:
+class Withheld(msgspec.Struct, frozen=True):
     """A device that is not published, and why."""
 
     address: Address
@@ -98,8 +98,7 @@ class Withheld:
     """One sentence for people."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class WithheldNode:
+class WithheldNode(msgspec.Struct, frozen=True):
     """A node of no PCI function, which is not published: a partition, a card of the firmware's."""
 
     path: str
@@ -108,8 +107,7 @@ class WithheldNode:
     """One sentence for people."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Policy:
+class Policy(msgspec.Struct, frozen=True):
     """What the configuration decides beside the profiles."""
 
     ignore: frozenset[str] = frozenset()

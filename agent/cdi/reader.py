@@ -12,7 +12,6 @@ What others put there is bounded, file by file and together: whatever lies in th
 reading ends soon and keeps little. What is ours is read first, and always.
 """
 
-import dataclasses
 import errno
 import os
 import threading
@@ -64,8 +63,7 @@ def is_authentic(name: str, content: bytes) -> bool:
         return False
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Content:
+class _Content(msgspec.Struct, frozen=True):
     """What a file held when it was last read."""
 
     key: tuple[int, ...]
@@ -85,8 +83,7 @@ _TOO_MUCH: Final = (
 )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Ours:
+class _Ours(msgspec.Struct, frozen=True):
     """What a content means: as long as a file has it, it is the same object."""
 
     file: SpecFile

@@ -16,7 +16,6 @@ looks, and is not root, may not read it is nothing to speak of.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import os
 import threading
@@ -45,11 +44,10 @@ def digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Record:
+class Record(msgspec.Struct, frozen=True):
     """Hashes of our files, by directory (its real path) and name."""
 
-    directories: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
+    directories: Mapping[str, Mapping[str, str]] = msgspec.field(default_factory=dict)
 
     def knows(self, directory: str, name: str) -> bool:
         """Whether we wrote, or were about to write, a file of this name there."""

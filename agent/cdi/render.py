@@ -10,12 +10,14 @@ line breaks is not ours to keep stable. ``Entry`` is the text of one device with
 put several together, so that of a large spec only what has changed is written anew.
 """
 
-import dataclasses
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Final, Generic, Literal, NamedTuple, TypeVar
+
+import msgspec
+from msgspec import structs
 
 from agent.cdi import rules
 from agent.cdi.spec import ContainerEdits, Device, DeviceNode, Hook, Kind, Mount, Spec
@@ -88,8 +90,7 @@ class Common(NamedTuple):
     annotations: tuple[tuple[str, str], ...]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True):
     """A device as it is written in a YAML file; it breaks no rule."""
 
     device: Device
@@ -183,7 +184,7 @@ def _put_together(
     lines.append("    containerEdits:\n")
     lines += _list("deviceNodes", nodes)
     lines += _list("mounts", mounts)
-    others = dataclasses.replace(device.edits, device_nodes=(), mounts=())
+    others = structs.replace(device.edits, device_nodes=(), mounts=())
     lines += _mapping(_edits(others), "      ")
     version = rules.device_version(device)
     common = Common(others.env, others.hooks, others.additional_gids, device.annotations)

@@ -5,9 +5,11 @@ device is the same object, so of 512 devices only those are checked and put into
 changed. The entry ``all``, which changes with each of them, is put together from their texts.
 """
 
-import dataclasses
 from collections.abc import Iterable, Mapping
 from operator import attrgetter
+
+import msgspec
+from msgspec import structs
 
 from agent.cdi import rules
 from agent.cdi.offers import Offer
@@ -18,8 +20,7 @@ from agent.errors import SpecError
 from agent.host.model import Address
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Sheet:
+class Sheet(msgspec.Struct, frozen=True):
     """The spec of a kind, as it would be written."""
 
     offers: tuple[Offer, ...]
@@ -69,7 +70,7 @@ def sheet_of(
     in_all = tuple([entry for entry, offer in zip(own, offers, strict=True) if offer.in_all])
     names = {offer.key: offer.device.name for offer in offers}
     if before is not None and (before.own, before.in_all, before.how) == (own, in_all, how):
-        return dataclasses.replace(before, offers=offers, names=names)
+        return structs.replace(before, offers=offers, names=names)
     if any(entry.device.name == rules.ALL for entry in own):
         raise SpecError(f"a device of {kind} is called {rules.ALL}")
     entries = (*own, union_of(rules.ALL, in_all)) if in_all and with_all else own

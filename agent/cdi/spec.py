@@ -8,12 +8,13 @@ from tuples and compared by value.
 import dataclasses
 from typing import NewType
 
+import msgspec
+
 Kind = NewType("Kind", str)
 """A qualified kind, ``vendor.tld/class``: ``intel.com/gpu``."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, order=True)
-class DeviceNode:
+class DeviceNode(msgspec.Struct, frozen=True, order=True):
     """A device node that a container gets; host and container path are usually equal."""
 
     path: str
@@ -25,8 +26,7 @@ class DeviceNode:
     gid: int | None = None
 
 
-@dataclasses.dataclass(frozen=True, slots=True, order=True)
-class Mount:
+class Mount(msgspec.Struct, frozen=True, order=True):
     """A path of the host that a container sees."""
 
     host_path: str
@@ -35,8 +35,7 @@ class Mount:
     type: str | None = None
 
 
-@dataclasses.dataclass(frozen=True, slots=True, order=True)
-class Hook:
+class Hook(msgspec.Struct, frozen=True, order=True):
     """An OCI hook that the engine runs."""
 
     hook_name: str
@@ -47,8 +46,7 @@ class Hook:
     """Seconds."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ContainerEdits:
+class ContainerEdits(msgspec.Struct, frozen=True):
     """What a device adds to a container. Without any content it is invalid."""
 
     device_nodes: tuple[DeviceNode, ...] = ()
@@ -85,8 +83,7 @@ class Device:
         object.__setattr__(self, "paths", frozenset([n.host_path or n.path for n in nodes]))
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Spec:
+class Spec(msgspec.Struct, frozen=True):
     """The content of one spec file: one kind and at least one device."""
 
     kind: Kind

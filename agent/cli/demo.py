@@ -6,7 +6,6 @@ kernel is `agent.simulate`'s, which answers writes and sends its messages in the
 
 import asyncio
 import contextlib
-import dataclasses
 import logging
 import tempfile
 import textwrap
@@ -33,8 +32,7 @@ PATIENCE: Final = 10.0
 """Seconds after which a scene that has not come to its end is a failure."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Scene:
+class Scene(msgspec.Struct, frozen=True):
     """Something that happens to the host, and what is published when the agent has followed."""
 
     text: str

@@ -1,12 +1,12 @@
 """``cdi-agent generate``: bring the CDI specs up to date once, or show what that would do."""
 
 import asyncio
-import dataclasses
 import difflib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import click
+from msgspec import structs
 
 from agent import compose, config
 from agent.cli.lock import instance_lock
@@ -32,7 +32,7 @@ def command(config_path: Path | None, *, dry_run: bool, diff: bool, delete: bool
     settings = config.load(config_path)
     parts = compose.parts(settings)
     if delete:  # without a profile nothing is published
-        parts = dataclasses.replace(parts, rules=dataclasses.replace(parts.rules, profiles=()))
+        parts = structs.replace(parts, rules=structs.replace(parts.rules, profiles=()))
     with log_to_stderr():
         seen = preview(parts)
     before = {path: file.content for path, file in seen.disk.ours.items()}

@@ -1,7 +1,9 @@
 """What a pass would do now, without doing it: the same look, the same decision, no waiting."""
 
-import dataclasses
 from collections.abc import Mapping
+
+import msgspec
+from msgspec import structs
 
 from agent.cdi.desired import Desired, desired
 from agent.cdi.files import DeleteSpec, Disk, SetAside, WriteSpec
@@ -14,8 +16,7 @@ from agent.reconcile.state import Memory
 _AT_ONCE = {"settle": 0.0, "settle_max": 0.0, "udev_timeout": 0.0}
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Preview:
+class Preview(msgspec.Struct, frozen=True):
     """A look, and what follows from it."""
 
     inventory: Inventory
@@ -59,7 +60,7 @@ def preview(parts: Parts, inventory: Inventory | None = None) -> Preview:
         disk,
         Memory(),
         layout=rules.layout,
-        timing=dataclasses.replace(rules.timing, **_AT_ONCE),
+        timing=structs.replace(rules.timing, **_AT_ONCE),
         now=0.0,
         udevd=False,
     )

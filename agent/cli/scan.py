@@ -1,11 +1,11 @@
 """``cdi-agent scan``: what this host has, what would be published, and why not."""
 
-import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from agent import compose, config
 from agent.cli.options import config_option, output_option
@@ -72,16 +72,15 @@ def command(
         echo_json(
             {
                 "devices": [row.document(seen) for row in rows],
-                "environment": dataclasses.asdict(seen.inventory.environment),
-                "foreign": [dataclasses.asdict(file) for file in seen.disk.foreign],
+                "environment": msgspec.to_builtins(seen.inventory.environment),
+                "foreign": msgspec.to_builtins(seen.disk.foreign),
             }
         )
         return
     _print(seen, rows)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Row:
+class _Row(msgspec.Struct, frozen=True):
     """One device in one kind, or what is nobody's."""
 
     address: Address | None
@@ -99,7 +98,7 @@ class _Row:
     def document(self, seen: Preview) -> dict[str, Any]:
         function = None if self.address is None else seen.inventory.functions.get(self.address)
         facts = {} if function is None else _facts(function)
-        return {**facts, **dataclasses.asdict(self)}
+        return {**facts, **msgspec.structs.asdict(self)}
 
 
 def _rows(seen: Preview) -> list[_Row]:

@@ -6,7 +6,6 @@ written: a bare ``8086`` is the text "8086" where text is wanted, and never the 
 """
 
 import contextlib
-import dataclasses
 import difflib
 import re
 import types
@@ -34,8 +33,7 @@ _INT: Final = re.compile(r"[-+]?[0-9]{1,18}")
 _FLOAT: Final = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]{1,3})?")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Fault:
+class Fault(msgspec.Struct, frozen=True):
     """One thing that is wrong with a configuration."""
 
     path: str

@@ -20,7 +20,6 @@ asked stands in the log.
 """
 
 import asyncio
-import dataclasses
 import json
 import re
 import time
@@ -95,8 +94,7 @@ class _RefusedError(Exception):
         self.sentence = sentence
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Request:
+class _Request(msgspec.Struct, frozen=True):
     method: str
     parts: tuple[str, ...]
     query: dict[str, str]
@@ -252,8 +250,7 @@ class _Api:
         )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Route:
+class _Route(msgspec.Struct, frozen=True):
     """What a method of a path does, and what may be said with it."""
 
     answer: Callable[..., Awaitable[_Reply]]

@@ -15,7 +15,6 @@ So the most that strangers can hold is a constant, and the agent's own work goes
 
 import asyncio
 import contextlib
-import dataclasses
 import logging
 import socket
 import struct
@@ -23,6 +22,7 @@ from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any, Final
 
 import h11
+import msgspec
 from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
@@ -46,8 +46,7 @@ _TOO_LARGE: Final = (
 )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(msgspec.Struct, frozen=True):
     """How much strangers may use."""
 
     connections: int = 16

@@ -5,7 +5,6 @@ fails or takes too long is an answer too, and never the end of the server.
 """
 
 import asyncio
-import dataclasses
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, Protocol
 
@@ -22,8 +21,7 @@ PAGE_SECONDS: Final = 5.0
 """How long a page may take to be made."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(msgspec.Struct, frozen=True):
     """An answer."""
 
     body: bytes

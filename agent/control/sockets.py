@@ -5,7 +5,6 @@ way to say where a port is open to.
 """
 
 import contextlib
-import dataclasses
 import errno
 import ipaddress
 import os
@@ -14,6 +13,8 @@ import socket
 import stat
 from collections.abc import Mapping, MutableMapping
 from typing import Final
+
+import msgspec
 
 BACKLOG: Final = 32
 """Connections that the kernel keeps until they are accepted."""
@@ -25,8 +26,7 @@ _MAX_PATH: Final = 107
 """Bytes of ``sun_path`` without its end, unix(7)."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class TcpAddress:
+class TcpAddress(msgspec.Struct, frozen=True):
     """A port of this host."""
 
     host: str
@@ -37,8 +37,7 @@ class TcpAddress:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class UnixAddress:
+class UnixAddress(msgspec.Struct, frozen=True):
     """A socket in the file system."""
 
     path: str

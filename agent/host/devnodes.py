@@ -9,13 +9,14 @@ seam: without root there is no mknod, so a simulated host tells a node's number 
 """
 
 import contextlib
-import dataclasses
 import os
 import re
 import stat
 import time
 from collections.abc import Collection, Mapping
 from typing import Final, Protocol
+
+import msgspec
 
 from agent.host import sysfs
 from agent.host.model import (
@@ -46,8 +47,7 @@ _FOLDERS: Final[Mapping[NodeRole, str]] = {
 _OCTAL: Final = re.compile(r"\\([0-7]{3})")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class NodeStat:
+class NodeStat(msgspec.Struct, frozen=True):
     """What is at a path."""
 
     number: DeviceNumber | None

@@ -13,6 +13,7 @@ CDI, and an alias is a second reference to one value, never a copy of it.
 import dataclasses
 from typing import Final, NamedTuple
 
+import msgspec
 import yaml
 
 _LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -27,8 +28,7 @@ class DocumentError(ValueError):
         self.line = line
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Bounds:
+class Bounds(msgspec.Struct, frozen=True):
     """How much is read."""
 
     size: int

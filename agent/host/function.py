@@ -10,11 +10,12 @@ IOMMU group belongs to each function of the group that a VFIO driver has.
 """
 
 import contextlib
-import dataclasses
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
+
+import msgspec
 
 from agent.host import sysfs
 from agent.host.devnodes import DevNodes, Links, node_path
@@ -59,8 +60,7 @@ class _VanishedError(Exception):
     """The function is not there (any more)."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Entry:
+class _Entry(msgspec.Struct, frozen=True):
     """A node as sysfs lists it."""
 
     role: NodeRole

@@ -5,15 +5,16 @@ A message of the kernel, of udev or of a timer becomes a `Hint`; hints are joine
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
 from typing import Final
+
+import msgspec
+from msgspec import structs
 
 from agent.host.model import Address, DeviceNumber, Inventory, slot_of
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Hint:
+class Hint(msgspec.Struct, frozen=True):
     """That something may have changed, and where; never what.
 
     A message of the kernel or of udev becomes one on its first line. So do timers and signals.
@@ -34,8 +35,7 @@ class Hint:
     """Monotonic time in seconds at which the message was read."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Scope:
+class Scope(msgspec.Struct, frozen=True):
     """What a look has to read."""
 
     everything: bool = False
@@ -119,4 +119,4 @@ def widen(scope: Scope, inventory: Inventory) -> Scope:
             if function.physfn is not None:
                 todo.add(function.physfn)
         todo -= done
-    return dataclasses.replace(scope, addresses=frozenset(done))
+    return structs.replace(scope, addresses=frozenset(done))

@@ -14,6 +14,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NewType, Self, TypeVar
 
+import msgspec
+
 Address = NewType("Address", str)
 """A PCI address, lower case: ``0000:03:00.0``; the domain has 4 to 8 hex digits."""
 
@@ -127,8 +129,7 @@ class DeviceNumber(tuple[int, int]):
         return f"{self[0]}:{self[1]}"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Node:
+class Node(msgspec.Struct, frozen=True):
     """A character device in /dev, as sysfs and /dev described it in one look."""
 
     role: NodeRole
@@ -147,8 +148,7 @@ class Node:
         return self.state is NodeState.PRESENT
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Link:
+class Link(msgspec.Struct, frozen=True):
     """A symbolic link that udev made to a node: ``/dev/dri/by-path/pci-…-card``."""
 
     path: str
@@ -156,8 +156,7 @@ class Link:
     """Where it leads, as an absolute path below ``/dev``; perhaps to nothing."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Function:
+class Function(msgspec.Struct, frozen=True):
     """A PCI function. Everything here can be read while another process holds its lock."""
 
     address: Address
@@ -251,8 +250,7 @@ def is_vfio_driver(name: str | None) -> bool:
     return name is not None and "vfio" in normalise_driver(name).split("-")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Orphan:
+class Orphan(msgspec.Struct, frozen=True):
     """A DRM or accel node that is no PCI function's own: simpledrm, vgem, vkms, a partition."""
 
     node: Node
@@ -260,8 +258,7 @@ class Orphan:
     driver: str | None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Environment:
+class Environment(msgspec.Struct, frozen=True):
     """What the host offers around its devices; each has a consequence that is said once."""
 
     devtmpfs: bool = True
@@ -286,7 +283,7 @@ class Inventory:
     """In natural order of their names."""
     dropped: Mapping[Address, str] = dataclasses.field(default_factory=dict)
     """Functions that could not be read in this look, each with its reason."""
-    environment: Environment = Environment()
+    environment: Environment = dataclasses.field(default_factory=Environment)
     by_node: Mapping[str | DeviceNumber, tuple[Address, ...]] = dataclasses.field(
         init=False, repr=False, compare=False
     )
@@ -379,8 +376,7 @@ class HoldMode(enum.StrEnum):
     DRM = "drm"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Hold:
+class Hold(msgspec.Struct, frozen=True):
     """What a claim means for publishing: the function is withheld until its claim is done."""
 
     address: Address

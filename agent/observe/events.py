@@ -5,15 +5,15 @@ packages below this one cannot import it and write the name at the call; a test 
 and compares. ``level`` is the highest at which an entry is written.
 """
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Final, Literal
+
+import msgspec
 
 EventLevel = Literal["debug", "info", "warning", "error"]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Event:
+class Event(msgspec.Struct, frozen=True):
     """One row of the guide's table."""
 
     level: EventLevel

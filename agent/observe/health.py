@@ -6,9 +6,10 @@ container without netlink would otherwise be restarted for ever. A host without 
 *Ready* means: the first looks are done, so whoever needs the specs may start.
 """
 
-import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Protocol
+
+import msgspec
 
 
 class EventSource(Protocol):
@@ -35,8 +36,7 @@ class EventSource(Protocol):
         """Messages that could not be read."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(msgspec.Struct, frozen=True):
     """An answer for a probe: yes, or no with the reasons."""
 
     ok: bool

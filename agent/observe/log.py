@@ -9,7 +9,6 @@ Fields that belong to everything that happens meanwhile (the number of a pass) a
 ``structlog.contextvars``. Nothing is written per event at info.
 """
 
-import dataclasses
 import logging
 import os
 import sys
@@ -20,6 +19,7 @@ from collections.abc import Callable, Mapping, MutableMapping
 from typing import Final, Literal
 
 import structlog
+from msgspec import structs
 
 from agent.observe import record as records
 from agent.observe.record import Record
@@ -79,9 +79,7 @@ class Log:
             with self._lock:  # held for the time of a write that does not wait
                 missing = self.dropped - self._told
                 if missing:
-                    entry = dataclasses.replace(
-                        entry, fields={**entry.fields, "log_dropped": missing}
-                    )
+                    entry = structs.replace(entry, fields={**entry.fields, "log_dropped": missing})
                 if self._write(entry):
                     self._told += missing
         except Exception:  # noqa: BLE001 - whatever is wrong with an entry, the work goes on

@@ -8,7 +8,6 @@ An entry has a name, the constant first argument of the logging call (``events``
 fields. Two fields are sentences for people: ``problem``, which follows the name, and ``hint``.
 """
 
-import dataclasses
 import itertools
 import re
 import struct
@@ -61,8 +60,7 @@ Plain = None | bool | int | float | str | list["Plain"] | dict[str, "Plain"]
 """What JSON knows."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Record:
+class Record(msgspec.Struct, frozen=True):
     """One entry, bounded and plain."""
 
     level: str
@@ -72,11 +70,10 @@ class Record:
     traceback: tuple[str, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Palette:
+class Palette(msgspec.Struct, frozen=True):
     """The escape sequences of a terminal; all empty where there is no colour."""
 
-    levels: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    levels: Mapping[str, str] = msgspec.field(default_factory=dict)
     dim: str = ""
     bold: str = ""
     key: str = ""

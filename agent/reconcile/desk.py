@@ -11,7 +11,6 @@ no claim go on that needs it.
 """
 
 import asyncio
-import dataclasses
 import itertools
 import math
 import time
@@ -20,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 import structlog
+from msgspec import structs
 
 from agent.cdi.files import Disk
 from agent.errors import AgentError
@@ -172,7 +172,7 @@ class Desk:
         self.claims = decided.claims
         if await self._save():
             # Whoever waited for the journal need not wait for another pass.
-            seen = dataclasses.replace(
+            seen = structs.replace(
                 seen,
                 published=published(holds(self.claims)),
                 saved=self.claims.durable,

@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
+import msgspec
+
 from agent.host.hints import Hint
 from agent.reconcile.ports import Looker, SpecStore
 from agent.reconcile.rules import Rules
@@ -27,13 +29,11 @@ SPECS: Final = "specs"
 """The reason of a hint at the spec directories: it brings no function into a look."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(msgspec.Struct, frozen=True):
     """The last message: end after the pass that is under way."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class NewRules:
+class NewRules(msgspec.Struct, frozen=True):
     """What a new configuration brings."""
 
     rules: Rules
@@ -54,8 +54,7 @@ class Reconfigure:
     """Done when they are in force."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(msgspec.Struct, frozen=True):
     """A worker has done an effect, or gives up waiting for it."""
 
     result: Result

@@ -4,9 +4,10 @@ A condition is told when it begins, and again only when it has changed. What end
 a second (settling, udev at work) is not news.
 """
 
-import dataclasses
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
 
 from agent.cdi.desired import Reason
 from agent.cdi.files import ForeignFile
@@ -17,8 +18,7 @@ _QUIET_REASONS = frozenset({Reason.UNMATCHED, Reason.IGNORED, Reason.POLICY, Rea
 """Reasons that somebody chose, or that are the normal state of most functions."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class News:
+class News(msgspec.Struct, frozen=True):
     """One line for the log."""
 
     level: int

@@ -23,6 +23,9 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
+import msgspec
+from msgspec import structs
+
 from agent.cdi.desired import Desired, Offer, Reason, Withheld
 from agent.cdi.files import Action, DeleteSpec, Disk, SetAside, SpecFile, WriteSpec
 from agent.cdi.sheet import Sheet, sheet_of
@@ -38,8 +41,7 @@ TRANSIENT: Final = frozenset({Reason.SETTLING, Reason.UDEV})
 """Reasons that end by themselves within ``settle_max`` or ``udev_timeout``."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True):
     """What to do now, and what is waited for."""
 
     withdrawals: tuple[Action, ...]
@@ -115,8 +117,7 @@ def succeeded(memory: Memory, action: Action) -> Memory:
     return dataclasses.replace(memory, retries=rest)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _FilePlan:
+class _FilePlan(msgspec.Struct, frozen=True):
     """What becomes of one path."""
 
     withdrawal: Action | None
@@ -159,7 +160,7 @@ def _files(
         for path in sorted({*ours, *wanted_in})
     ]
     files = tuple(
-        dataclasses.replace(
+        structs.replace(
             plan,
             withdrawal_waits=_waits(situation, plan.withdrawal),
             publication_waits=_waits(situation, plan.publication),
@@ -301,7 +302,7 @@ def _result(
     for offer, verdict in verdicts:
         reason, detail = verdict.reason, verdict.detail
         if verdict.ready:
-            tracks[offer.key] = dataclasses.replace(tracks[offer.key], trusted=True)
+            tracks[offer.key] = structs.replace(tracks[offer.key], trusted=True)
             if (path := situation.path_of[offer.kind]) in postponed:
                 reason = Reason.STORE
                 detail = situation.memory.retries[path].problem

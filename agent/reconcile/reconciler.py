@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 import structlog
+from msgspec import structs
 
 from agent.cdi.desired import Desired, desired
 from agent.cdi.files import Action, Disk, WriteSpec
@@ -269,8 +270,8 @@ class Reconciler:
     def _pause(self, message: Pause) -> None:
         paused = message.paused
         if self._desk is not None and self._desk.rules.paused is not paused:
-            self._desk.rules = dataclasses.replace(self._desk.rules, paused=paused)
-            self._state = dataclasses.replace(self._state, paused=paused)
+            self._desk.rules = structs.replace(self._desk.rules, paused=paused)
+            self._state = structs.replace(self._state, paused=paused)
             _log.warning("paused" if paused else "resumed")
         if not message.taken.done():
             message.taken.set_result(None)
@@ -297,7 +298,7 @@ class Reconciler:
         self._rules, self._scanner, self._store = new.rules, new.scanner, new.store
         if self._desk is not None and new.claim_rules is not None:
             paused = self._desk.rules.paused
-            self._desk.rules = dataclasses.replace(new.claim_rules, paused=paused)
+            self._desk.rules = structs.replace(new.claim_rules, paused=paused)
         await self._prepare()
         _log.info("reloaded")
         if not message.taken.done():
@@ -461,7 +462,7 @@ class Reconciler:
         now = self._clock()
         if error.sentence not in before.problems and self._troubles.is_news(error.sentence, now):
             _log.error("look-failed", problem=error.sentence, hint=error.hint)
-        self._state = dataclasses.replace(
+        self._state = structs.replace(
             before,
             passes=before.passes + 1,
             claims=self._claims,
@@ -477,7 +478,7 @@ class Reconciler:
             else:
                 self._wake_at = min(self._wake_at, wait_until)
         acts = Acts(before.memory)
-        report = dataclasses.replace(
+        report = structs.replace(
             report_of(hints, scope, before, self._state, acts, started=started, now=now),
             problems=(error.sentence,),
         )

@@ -1,8 +1,9 @@
 """What the configuration decides about a pass, as plain values. Pure."""
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Literal
+
+import msgspec
 
 from agent.cdi.desired import Policy
 from agent.cdi.files import file_name
@@ -10,8 +11,7 @@ from agent.cdi.profile import Profile
 from agent.cdi.spec import Kind
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Timing:
+class Timing(msgspec.Struct, frozen=True):
     """How long things are waited for, in seconds."""
 
     settle: float = 0.05
@@ -25,8 +25,7 @@ class Timing:
     recheck_max: float = 30.0
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(msgspec.Struct, frozen=True):
     """Where spec files go and what form they have."""
 
     directory: str = "/var/run/cdi"
@@ -39,8 +38,7 @@ class Layout:
         return f"{self.directory}/{file_name(kind, self.format)}"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Rules:
+class Rules(msgspec.Struct, frozen=True):
     """Everything that a pass takes from the configuration."""
 
     profiles: Sequence[Profile]

@@ -9,6 +9,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Literal
 
+import msgspec
+
 from agent.cdi.desired import Desired, Fingerprint, Offer, Withheld
 from agent.cdi.files import Disk
 from agent.cdi.sheet import Sheet
@@ -20,8 +22,7 @@ Key = tuple[Kind, Address]
 """One device in one kind."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Track:
+class Track(msgspec.Struct, frozen=True):
     """What is remembered of an offer from pass to pass."""
 
     fingerprint: Fingerprint
@@ -36,8 +37,7 @@ class Track:
     from the moment at which the facts change until the device is ready again."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Retry:
+class Retry(msgspec.Struct, frozen=True):
     """A spec file whose last write or deletion failed."""
 
     attempts: int
@@ -48,8 +48,7 @@ class Retry:
     problem: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Recheck:
+class Recheck(msgspec.Struct, frozen=True):
     """Contradictory facts that no event may resolve: looked at again with growing delay."""
 
     addresses: frozenset[Address] = frozenset()
@@ -77,20 +76,19 @@ class Memory:
     next sheets are made from them."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class State:
+class State(msgspec.Struct, frozen=True):
     """A snapshot: what was seen, what is wanted, what is on disk, what is waited for."""
 
-    inventory: Inventory = dataclasses.field(default_factory=Inventory)
-    desired: Desired = dataclasses.field(default_factory=Desired)
+    inventory: Inventory = msgspec.field(default_factory=Inventory)
+    desired: Desired = msgspec.field(default_factory=Desired)
     disk: Disk | None = None
-    memory: Memory = dataclasses.field(default_factory=Memory)
-    published: Mapping[Key, str] = dataclasses.field(default_factory=dict)
+    memory: Memory = msgspec.field(default_factory=Memory)
+    published: Mapping[Key, str] = msgspec.field(default_factory=dict)
     """The CDI device name of everything that is on disk now."""
     withheld: tuple[Withheld, ...] = ()
     """Everything that is not, with its reason."""
     passes: int = 0
-    claims: Claims = dataclasses.field(default_factory=Claims)
+    claims: Claims = msgspec.field(default_factory=Claims)
     """Who holds which device, and what is stranded."""
     paused: bool = False
     """No claim may begin to move a device."""
@@ -101,8 +99,7 @@ class State:
 Result = Literal["ok", "failed"]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class PassReport:
+class PassReport(msgspec.Struct, frozen=True):
     """What one pass did: the source of its log line and of the metrics."""
 
     id: int

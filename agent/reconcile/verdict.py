@@ -14,6 +14,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+import msgspec
+
 from agent.cdi.desired import Desired, Offer, Reason
 from agent.cdi.files import Disk
 from agent.cdi.sheet import Sheet
@@ -27,8 +29,7 @@ CONTRADICTIONS: Final = frozenset(
 """Reasons that may be a look at a moving host: looked at again without an event."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Situation:
+class Situation(msgspec.Struct, frozen=True):
     """The inputs of one plan, with memory brought up to date."""
 
     desired: Desired
@@ -49,8 +50,7 @@ class Situation:
         return None if file is None else file.devices.get(offer.device.name)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(msgspec.Struct, frozen=True):
     """What becomes of an offer."""
 
     stays: bool = False

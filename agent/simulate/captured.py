@@ -8,11 +8,12 @@ captured are left out, for nothing is known about them; a node that could not be
 something that is no node.
 """
 
-import dataclasses
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
+
+from msgspec import structs
 
 from agent.errors import CaptureError
 from agent.host.capture import Capture, CapturedFunction, CapturedNode, contradictions
@@ -166,7 +167,7 @@ class _Loading:
             if address in self._by_address
         )
         function = self._machine.bus.add(
-            dataclasses.replace(_hardware(captured), vfs=vfs, total_vfs=len(vfs))
+            structs.replace(_hardware(captured), vfs=vfs, total_vfs=len(vfs))
         )
         self._bind(function, captured)
         if vfs:

@@ -12,11 +12,12 @@ Numbers are the lowest that are free. One whose node a process still holds open 
 its device has gone (`Numbers`, `Life`).
 """
 
-import dataclasses
 import itertools
 import os
 from collections.abc import Callable, Mapping
 from typing import Final
+
+import msgspec
 
 from agent.host.model import DeviceNumber
 from agent.simulate.events import Emit, Source, Uevent
@@ -24,8 +25,7 @@ from agent.simulate.nodes import MakeNode
 from agent.simulate.tree import Tree
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class NodeOf:
+class NodeOf(msgspec.Struct, frozen=True):
     """The node that devtmpfs makes for a device."""
 
     name: str
@@ -39,8 +39,7 @@ class NodeOf:
         return f"/dev/{self.name}"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Device:
+class Device(msgspec.Struct, frozen=True):
     """A device that has a folder in sysfs."""
 
     devpath: str
@@ -51,9 +50,9 @@ class Device:
     """Its subsystem is a bus, not a class."""
     devtype: str | None = None
     node: NodeOf | None = None
-    attributes: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    attributes: Mapping[str, str] = msgspec.field(default_factory=dict)
     """What its files hold, without the newline."""
-    properties: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    properties: Mapping[str, str] = msgspec.field(default_factory=dict)
     """What its messages say beyond what every device's say."""
 
     @property

@@ -11,6 +11,8 @@ import enum
 from collections import defaultdict
 from typing import Final, NamedTuple
 
+import msgspec
+
 from agent.host.model import DeviceNumber, slot_of
 from agent.simulate.devices import Device, Life, NodeOf, Numbers, Sysfs
 from agent.simulate.hardware import Hardware, Makes
@@ -20,8 +22,7 @@ ACCEL_MAJOR: Final = 261
 FB_MAJOR: Final = 29
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Majors:
+class Majors(msgspec.Struct, frozen=True):
     """The major numbers that a kernel gives out as modules are loaded, from 511 downwards."""
 
     vfio: int = 511

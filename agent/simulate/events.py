@@ -4,10 +4,11 @@ A `Uevent` holds what libudev would hand to a listener; a test can send it over 
 (`Uevent.payload`), the demo turns it into a hint (`hint_of`). Nothing here keeps state.
 """
 
-import dataclasses
 import enum
 import os
 from collections.abc import Callable, Mapping
+
+import msgspec
 
 from agent.host import uevent
 from agent.host.hints import Hint
@@ -21,8 +22,7 @@ class Source(enum.StrEnum):
     UDEV = "udev"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Uevent:
+class Uevent(msgspec.Struct, frozen=True):
     """One message about a device."""
 
     source: Source
@@ -31,7 +31,7 @@ class Uevent:
     devpath: str
     """Below /sys: ``/devices/pci0000:00/0000:03:00.0/drm/card0``."""
     subsystem: str
-    properties: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    properties: Mapping[str, str] = msgspec.field(default_factory=dict)
     """What else it says: MAJOR, MINOR, DEVNAME, DEVTYPE, DRIVER, PCI_SLOT_NAME, …
 
     As the source writes them: DEVNAME is ``dri/card0`` from the kernel and ``/dev/dri/card0`` from

@@ -4,15 +4,16 @@ A `Hardware` is a PCI function as it was built: what it says of itself, which dr
 what its own driver makes of it. Numbers (card, group, …) are not part of it: the kernel gives them.
 """
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Final
+
+import msgspec
+from msgspec import structs
 
 from agent.host.model import Address, normalise_driver, parse_address
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Makes:
+class Makes(msgspec.Struct, frozen=True):
     """What a function's own driver makes when it binds."""
 
     card: bool = False
@@ -39,8 +40,7 @@ VGA: Final = 0x0300
 """The upper 16 bits of the class of a VGA controller."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Hardware:
+class Hardware(msgspec.Struct, frozen=True):
     """A PCI function.
 
     Raises:
@@ -81,11 +81,11 @@ class Hardware:
         bus, _, rest = self.address.rpartition(":")
         slot, _, function = rest.partition(".")
         number = (int(slot, 16) << 3 | int(function)) + 1 + index
-        return dataclasses.replace(
+        return structs.replace(
             self,
             # VFs follow the PF, over the borders of slots.
             address=Address(f"{bus}:{number >> 3:02x}.{number & 7}"),
-            makes=dataclasses.replace(self.makes, connectors=(), framebuffer=False, mei=()),
+            makes=structs.replace(self.makes, connectors=(), framebuffer=False, mei=()),
             boot_vga=None,
             group="",
             total_vfs=0,
@@ -143,8 +143,7 @@ class Hardware:
         return files
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Driver:
+class Driver(msgspec.Struct, frozen=True):
     """A driver of the PCI bus, and of what it makes."""
 
     name: str

@@ -5,8 +5,9 @@ and gives the functions in it for `Kernel.plug`. Numbers in them are deliberatel
 addresses, so that nothing can be right by accident.
 """
 
-import dataclasses
 from typing import Final
+
+from msgspec import structs
 
 from agent.host.model import Address, slot_of
 from agent.simulate.hardware import Hardware, Makes
@@ -50,13 +51,13 @@ def arc_with_audio(address: str = "0000:03:00.0") -> tuple[Hardware, ...]:
     group = f"card at {address}"
     audio_bridge = Address(f"{domain}:{int(bus, 16) - 1:02x}:04.0")
     return (
-        dataclasses.replace(
+        structs.replace(
             gpu,
             device=0x56A0,
             drivers=("i915", "xe"),
             group=group,
             total_vfs=0,
-            makes=dataclasses.replace(SCREENS, mei=("mei-gscfi",)),
+            makes=structs.replace(SCREENS, mei=("mei-gscfi",)),
         ),
         Hardware(
             Address(f"{domain}:{behind}:00.0"),
@@ -111,7 +112,7 @@ def flex_170(address: str = "0000:4d:00.0", *, numa_node: int = 1) -> tuple[Hard
             revision=8,
             numa_node=numa_node,
             drivers=("i915",),
-            makes=dataclasses.replace(HEADLESS, mei=("mei-gscfi",)),
+            makes=structs.replace(HEADLESS, mei=("mei-gscfi",)),
             root="pci0000:4c",
             bridges=(Address("0000:4c:01.0"),),
             total_vfs=31,
@@ -156,12 +157,12 @@ def apu(address: str = "0000:e5:00.0") -> tuple[Hardware, ...]:
             bridges=bridges,
         )
 
-    gpu = dataclasses.replace(
+    gpu = structs.replace(
         function(0, 0x1900, 0x030000, "amdgpu"), vendor=AMD, makes=SCREENS, boot_vga=True
     )
     return (
         gpu,
-        dataclasses.replace(function(1, 0x1640, AUDIO, "snd_hda_intel"), vendor=AMD),
+        structs.replace(function(1, 0x1640, AUDIO, "snd_hda_intel"), vendor=AMD),
         function(2, 0x15C7, 0x108000, "ccp"),
         function(3, 0x15B9, USB, "xhci_hcd"),
         function(4, 0x15BA, USB, "xhci_hcd"),
@@ -313,7 +314,7 @@ def _battlemage(
         subsystem_device=subsystem,
         boot_vga=boot_vga,
         drivers=("xe",),
-        makes=dataclasses.replace(SCREENS, mei=("mei-gscfi",)),
+        makes=structs.replace(SCREENS, mei=("mei-gscfi",)),
         bridges=(
             Address(f"{domain}:00:{number % 0x20:02x}.0"),
             Address(f"{domain}:{number - 2:02x}:00.0"),

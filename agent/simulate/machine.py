@@ -7,11 +7,13 @@ of that device, and every reader of ``driver_override``: as long as it is held, 
 """
 
 import contextlib
-import dataclasses
 import errno
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
+
+import msgspec
+from msgspec import structs
 
 from agent.host.model import Address, DeviceNumber
 from agent.simulate.devices import Device, NodeOf, Sysfs
@@ -34,8 +36,7 @@ BRIDGE: Final = Hardware(Address("0000:00:00.0"), 0x8086, 0x7ECC, 0x060400, driv
 """What a bridge is like that nobody described."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Features:
+class Features(msgspec.Struct, frozen=True):
     """What kind of host it is."""
 
     iommu: bool = True
@@ -44,8 +45,8 @@ class Features:
     """/dev is the kernel's own, and not a container's copy."""
     drivers: tuple[str, ...] = ("pcieport", "xe", "i915", "vfio-pci")
     """What is loaded at the start; udevd loads others for what is plugged in."""
-    majors: Majors = dataclasses.field(default_factory=Majors)
-    shared: Mapping[str, DeviceNumber] = dataclasses.field(default_factory=lambda: SHARED)
+    majors: Majors = msgspec.field(default_factory=Majors)
+    shared: Mapping[str, DeviceNumber] = msgspec.field(default_factory=lambda: SHARED)
     """The nodes that VFIO (``/dev/vfio/vfio``, ``/dev/iommu``) and amdgpu (``/dev/kfd``) make for
     all devices when they are loaded."""
 
@@ -91,7 +92,7 @@ class Machine:
         for one in hardware:
             for depth, bridge in enumerate(one.bridges):
                 if bridge not in self.bus.functions:
-                    above = dataclasses.replace(
+                    above = structs.replace(
                         BRIDGE, address=bridge, bridges=one.bridges[:depth], root=one.root
                     )
                     added.append(self.bus.add(above))

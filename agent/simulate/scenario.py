@@ -114,16 +114,14 @@ class Act:
     do: Callable[[Stage], object] = dataclasses.field(compare=False)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class WaitQuiet:
+class WaitQuiet(msgspec.Struct, frozen=True):
     """Nothing is left to do."""
 
 
 Step = Act | Expectation | WaitQuiet
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Scenario:
+class Scenario(msgspec.Struct, frozen=True):
     """A host, and what happens to it."""
 
     title: str

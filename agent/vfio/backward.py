@@ -6,8 +6,9 @@ brought back is remembered as stranded. What is in the way is said to whoever wa
 goes on by itself when it has gone.
 """
 
-import dataclasses
 from collections.abc import Sequence
+
+from msgspec import structs
 
 from agent.host.model import Address, Function
 from agent.vfio.checks import find_holders
@@ -29,10 +30,10 @@ def turn_back(turn: Turn, claim: Claim, why: Problem | None) -> Claim:
         why: Why it is undone; None if it is released.
     """
     functions = tuple(
-        dataclasses.replace(state, written=(), problem=None, errno=0) for state in claim.functions
+        structs.replace(state, written=(), problem=None, errno=0) for state in claim.functions
     )
-    record = dataclasses.replace(claim.record, done=False)
-    claim = dataclasses.replace(claim, problem=why, functions=functions, record=record)
+    record = structs.replace(claim.record, done=False)
+    claim = structs.replace(claim, problem=why, functions=functions, record=record)
     return turn.enter(claim, Phase.RELEASING if claim.touched else Phase.RESTORING)
 
 
@@ -132,7 +133,7 @@ def forgetting(turn: Turn, claim: Claim) -> Claim | None:
         turn.strand(state, stranded)
         strays.append(stranded)
     turn.end(
-        dataclasses.replace(claim, problem=None),
+        structs.replace(claim, problem=None),
         Outcome.STRANDED if strays else Outcome.FORGOTTEN,
         strays,
     )
@@ -211,13 +212,13 @@ def _ask(
         drivers=(s.origin.driver for s in used if s.origin.driver and s.origin.known),
         alive=alive,
     )
-    return dataclasses.replace(claim, looks=claim.looks + 1)
+    return structs.replace(claim, looks=claim.looks + 1)
 
 
 def _later(turn: Turn, claim: Claim, seconds: float) -> Claim:
     """Find out again in a moment what was found out now."""
     turn.wake(turn.now + seconds)
-    return dataclasses.replace(claim, inspection=None, inspect_at=turn.now + seconds)
+    return structs.replace(claim, inspection=None, inspect_at=turn.now + seconds)
 
 
 def _to_unbind(turn: Turn, claim: Claim) -> list[FunctionState]:
@@ -253,12 +254,12 @@ def _with_overrides(claim: Claim, inspection: Inspection) -> Claim:
     asked = inspection.effect.addresses
     overrides = {address: Override(value) for address, value in inspection.overrides}
     functions = tuple(
-        dataclasses.replace(state, override=overrides.get(state.address))
+        structs.replace(state, override=overrides.get(state.address))
         if state.address in asked
         else state
         for state in claim.functions
     )
-    return dataclasses.replace(claim, functions=functions)
+    return structs.replace(claim, functions=functions)
 
 
 def _pause(turn: Turn) -> Problem | None:
@@ -276,12 +277,12 @@ def _hinder(turn: Turn, claim: Claim, obstacle: Problem) -> Claim:
 def _without_dead(claim: Claim, inspection: Inspection) -> Claim:
     """Take functions for stranded that do not answer any more."""
     functions = tuple(
-        dataclasses.replace(state, problem=state.problem or _dead(state.address))
+        structs.replace(state, problem=state.problem or _dead(state.address))
         if state.address in inspection.dead
         else state
         for state in claim.functions
     )
-    return dataclasses.replace(claim, functions=functions)
+    return structs.replace(claim, functions=functions)
 
 
 def _dead_as_it_is(turn: Turn, claim: Claim, inspection: Inspection) -> Problem | None:
@@ -305,7 +306,7 @@ def _cannot_verify(claim: Claim, states: list[FunctionState]) -> Claim:
     """Take functions for stranded whose override cannot be read back."""
     unread = {state.address for state in states}
     functions = tuple(
-        dataclasses.replace(
+        structs.replace(
             state,
             problem=problem(
                 Code.OVERRIDE_UNKNOWN, f"the driver_override of {state.address} cannot be read back"
@@ -315,7 +316,7 @@ def _cannot_verify(claim: Claim, states: list[FunctionState]) -> Claim:
         else state
         for state in claim.functions
     )
-    return dataclasses.replace(claim, functions=functions)
+    return structs.replace(claim, functions=functions)
 
 
 def _leave(turn: Turn, claim: Claim) -> Claim:

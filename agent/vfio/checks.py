@@ -6,10 +6,11 @@ before the devices are withdrawn, and again after, when nobody new can have got 
 check finds all that it has to say, so that a dry run can say everything at once.
 """
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
+
+import msgspec
 
 from agent.host.model import Address, Function, HoldMode, NodeRole, normalise_driver
 from agent.vfio.group import companions, in_the_way, members
@@ -19,8 +20,7 @@ from agent.vfio.problems import Code, Problem, problem
 from agent.vfio.state import Claims, Rules, Seen
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Chosen:
+class Chosen(msgspec.Struct, frozen=True):
     """A function that a claim would hold."""
 
     function: Function
@@ -34,8 +34,7 @@ class Chosen:
         return self.function.address
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Case:
+class Case(msgspec.Struct, frozen=True):
     """What is checked, and against what."""
 
     request: Prepare

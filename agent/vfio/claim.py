@@ -21,9 +21,10 @@ The caller must keep one order: save ``claims.durable`` if it differs from what 
 withdraw and publish what `holds` says, then start the effects.
 """
 
-import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
+
+from msgspec import structs
 
 from agent.host.model import Function
 from agent.vfio import backward, forward
@@ -121,7 +122,7 @@ def _receive(turn: Turn, result: Result) -> None:
     if isinstance(result, Inspection):
         for key, claim in turn.live.items():
             if claim.inspecting == result.effect:
-                turn.live[key] = dataclasses.replace(claim, inspecting=None, inspection=result)
+                turn.live[key] = structs.replace(claim, inspecting=None, inspection=result)
         return
     write = result.effect
     if result.hung:
@@ -140,7 +141,7 @@ def _take(turn: Turn, claim: Claim, result: Written) -> Claim:
         else state
         for state in claim.functions
     )
-    claim = dataclasses.replace(claim, functions=functions)
+    claim = structs.replace(claim, functions=functions)
     if result.gone and claim.phase in {Phase.RETURNING, Phase.FREEING}:
         # Nothing is known of this function any more: who uses it, and what its override is.
         return turn.enter(claim, Phase.FREEING)
@@ -180,7 +181,7 @@ def _tidy(turn: Turn) -> None:
             del turn.strays[address]  # another card is in its slot, or it was never taken
         elif is_back(found, stray.origin) and found.driver != stray.driver:
             # Somebody brought it back by hand; whether our override is still there is found out.
-            turn.strays[address] = dataclasses.replace(stray, driver=found.driver)
+            turn.strays[address] = structs.replace(stray, driver=found.driver)
             turn.live[f"{RECOVERY}{address}"] = recovery(
                 stray.origin, now=turn.now, client=OURSELVES
             )

@@ -5,9 +5,10 @@ same write is made a few times with growing delay, and what has arrived is left 
 write answered is never believed: the look that came after it says what it did.
 """
 
-import dataclasses
 import errno
 from collections.abc import Callable
+
+from msgspec import structs
 
 from agent.host.model import Function
 from agent.vfio.model import Origin, Step, Write, Written
@@ -31,7 +32,7 @@ def drive(turn: Turn, claim: Claim, goal_of: Callable[[Origin], Goal]) -> Claim:
         _drive(turn, claim, state, goal_of(state.origin), late=late) if state.moves else state
         for state in claim.functions
     )
-    return dataclasses.replace(claim, functions=functions)
+    return structs.replace(claim, functions=functions)
 
 
 def _drive(
@@ -41,11 +42,11 @@ def _drive(
         return state
     function = turn.find(state.origin)
     if function is Absence.GONE:
-        return dataclasses.replace(state, gone=True)
+        return structs.replace(state, gone=True)
     if isinstance(function, Function):
         if not _is_ours(claim, state, function):
             what = f"somebody else put {state.address} on {function.driver}"
-            return dataclasses.replace(state, problem=problem(Code.CHANGED, what))
+            return structs.replace(state, problem=problem(Code.CHANGED, what))
         step = next_step(function, goal, state.override)
         if step is None:
             return state
@@ -66,7 +67,7 @@ def _wait(turn: Turn, state: FunctionState, *, late: bool) -> FunctionState:
     """Wait until a function can be read and written to, but not for ever."""
     if late:
         what = f"{state.address} could not be moved in {turn.deadlines.move:g} s"
-        return dataclasses.replace(state, problem=problem(Code.MOVE_FAILED, what))
+        return structs.replace(state, problem=problem(Code.MOVE_FAILED, what))
     turn.wake(turn.now + turn.deadlines.retry)
     return state
 
@@ -78,14 +79,14 @@ def _write(turn: Turn, state: FunctionState, write: Write, override: str) -> Fun
         override: What the override has to be for it, in case that it did not take.
     """
     if state.written.count(write) >= turn.deadlines.tries:
-        return dataclasses.replace(state, problem=_exhausted(turn, state, write))
+        return structs.replace(state, problem=_exhausted(turn, state, write))
     if _is_in_vain(state, write):
         if turn.now < state.retry_at:
             turn.wake(state.retry_at)
             return state
-        write = dataclasses.replace(write, step=Step.OVERRIDE, value=override)
+        write = structs.replace(write, step=Step.OVERRIDE, value=override)
     turn.do(write)
-    return dataclasses.replace(state, writing=write, written=(*state.written, write))
+    return structs.replace(state, writing=write, written=(*state.written, write))
 
 
 def _is_in_vain(state: FunctionState, write: Write) -> bool:
@@ -115,7 +116,7 @@ def take_result(turn: Turn, state: FunctionState, result: Written) -> FunctionSt
     if write.step is Step.OVERRIDE:
         done = not (result.errno or result.hung or result.gone)
         override = Override(None if write.value == CLEAR else write.value) if done else None
-    return dataclasses.replace(
+    return structs.replace(
         state,
         writing=None,
         override=override,

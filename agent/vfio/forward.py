@@ -6,7 +6,7 @@ order is: check, journal and withdraw, check again. From the first write on what
 the whole claim back.
 """
 
-import dataclasses
+from msgspec import structs
 
 from agent.host.model import Function, HoldMode
 from agent.vfio.backward import checking_recovery, turn_back
@@ -33,7 +33,7 @@ def checking(turn: Turn, claim: Claim) -> Claim | None:
         _tell(turn, claim, tuple(dict.fromkeys((*claim.findings, *problems))))
         return None
     if problems:
-        claim = dataclasses.replace(claim, problem=problems[0])
+        claim = structs.replace(claim, problem=problems[0])
         turn.end(claim, Outcome.REFUSED, problems[1:])
         return None
     return turn.enter(_with_overrides(claim, inspection), Phase.WITHDRAWING)
@@ -71,7 +71,7 @@ def guarding(turn: Turn, claim: Claim) -> Claim | None:
             problems = (*problems, problem(Code.CHANGED, what))
     if problems:
         return turn_back(turn, claim, problems[0])
-    claim = dataclasses.replace(claim, touched=True)
+    claim = structs.replace(claim, touched=True)
     return turn.enter(_with_overrides(claim, inspection), Phase.MOVING)
 
 
@@ -93,8 +93,8 @@ def publishing(turn: Turn, claim: Claim) -> Claim | None:
         return turn_back(turn, claim, changed)
     missing = [a for a in claim.record.request.devices if not turn.is_published(a)]
     if not missing:
-        record = dataclasses.replace(_with_names(turn, claim.record), done=True)
-        return turn.enter(dataclasses.replace(claim, record=record), Phase.CONFIRMING)
+        record = structs.replace(_with_names(turn, claim.record), done=True)
+        return turn.enter(structs.replace(claim, record=record), Phase.CONFIRMING)
     if turn.overdue(claim, turn.deadlines.publish):
         reasons = [
             f"{address} ({turn.seen.withheld.get(address, 'its nodes did not come')})"
@@ -126,10 +126,10 @@ def done(turn: Turn, claim: Claim) -> Claim | None:
     if changed is not None:
         why = problem(Code.LOST, changed.sentence, address=claim.functions[0].address)
         claim = turn.dismiss(claim, Wants.HELD, why)
-        return turn.enter(dataclasses.replace(claim, problem=why), Phase.LOST)
-    claim = dataclasses.replace(claim, record=_with_names(turn, claim.record))
+        return turn.enter(structs.replace(claim, problem=why), Phase.LOST)
+    claim = structs.replace(claim, record=_with_names(turn, claim.record))
     if claim.record in turn.seen.saved.claims:
-        claim = dataclasses.replace(claim, confirmed=claim.record)
+        claim = structs.replace(claim, confirmed=claim.record)
     if claim.record == claim.confirmed:
         return turn.answer_held(claim)
     if claim.waiters and turn.journal_failed(claim):
@@ -140,10 +140,10 @@ def done(turn: Turn, claim: Claim) -> Claim | None:
 def lost(turn: Turn, claim: Claim) -> Claim | None:
     """Nothing is done for a lost claim until it is released; what was pulled out is free."""
     functions = tuple(
-        dataclasses.replace(state, gone=state.gone or turn.find(state.origin) is Absence.GONE)
+        structs.replace(state, gone=state.gone or turn.find(state.origin) is Absence.GONE)
         for state in claim.functions
     )
-    return dataclasses.replace(claim, functions=functions)
+    return structs.replace(claim, functions=functions)
 
 
 # --- checks ---------------------------------------------------------------------------------------
@@ -195,19 +195,19 @@ def _with_overrides(claim: Claim, inspection: Inspection) -> Claim:
     """Remember the overrides that were read, in the journal's record too."""
     overrides = dict(inspection.overrides)
     origins = tuple(
-        dataclasses.replace(origin, override=overrides.get(origin.address))
+        structs.replace(origin, override=overrides.get(origin.address))
         for origin in claim.record.origins
     )
     functions = tuple(
-        dataclasses.replace(
+        structs.replace(
             state,
             origin=origin,
             override=Override(origin.override) if origin.address in overrides else None,
         )
         for state, origin in zip(claim.functions, origins, strict=True)
     )
-    record = dataclasses.replace(claim.record, origins=origins)
-    return dataclasses.replace(claim, record=record, functions=functions)
+    record = structs.replace(claim.record, origins=origins)
+    return structs.replace(claim, record=record, functions=functions)
 
 
 def _tell(turn: Turn, claim: Claim, problems: tuple[Problem, ...]) -> None:
@@ -232,7 +232,7 @@ def _with_names(turn: Turn, record: Record) -> Record:
     kept = record.directory == directory and set(names) <= set(record.names)
     if kept or not all(published):
         return record
-    return dataclasses.replace(record, names=names, directory=directory)
+    return structs.replace(record, names=names, directory=directory)
 
 
 # --- what goes wrong ------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ reboot has undone it, but who had claimed what is still true.
 
 import asyncio
 import contextlib
-import dataclasses
 import hashlib
 import os
 import re
@@ -50,8 +49,7 @@ class JournalError(AgentError):
     exit_code = ExitCode.CANNOT_CREATE
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Loaded:
+class Loaded(msgspec.Struct, frozen=True):
     """What was found at the start."""
 
     durable: Durable | None

@@ -9,16 +9,16 @@ process: within one boot an agent may believe the moments that an earlier one wr
 beyond it the journal is void.
 """
 
-import dataclasses
 import enum
 from typing import Final
+
+import msgspec
 
 from agent.host.model import Address, Function, HoldMode
 from agent.vfio.problems import Problem
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(msgspec.Struct, frozen=True):
     """Which card it is: another one in the same slot differs in at least one of these."""
 
     vendor: int
@@ -45,8 +45,7 @@ class Identity:
 # --- what is asked for ----------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Prepare:
+class Prepare(msgspec.Struct, frozen=True):
     """Hold these devices in a mode. Repeated with the same content it joins what is under way."""
 
     id: str
@@ -76,8 +75,7 @@ class Prepare:
     one, as soon as its device is claimed; whoever repeats the order still means this one."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Release:
+class Release(msgspec.Struct, frozen=True):
     """Give the devices of a claim back. Success if there is no such claim."""
 
     id: str
@@ -86,8 +84,7 @@ class Release:
     """Even while a process holds a node of the device open."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Recover:
+class Recover(msgspec.Struct, frozen=True):
     """Bring a stranded device back to its recorded driver, or to the one the kernel prefers."""
 
     address: Address
@@ -101,8 +98,7 @@ class Recover:
 Order = Prepare | Release | Recover
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(msgspec.Struct, frozen=True):
     """An order, and the number under which whoever asked waits for the answer."""
 
     ticket: int
@@ -123,8 +119,7 @@ class Asked:
 # --- what is answered -----------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Move:
+class Move(msgspec.Struct, frozen=True):
     """What a claim does, or would do, with one function."""
 
     address: Address
@@ -135,8 +130,7 @@ class Move:
     companion: bool = False
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """The answer to one order. It is a success if there is no problem."""
 
     ticket: int
@@ -168,8 +162,7 @@ class Step(enum.StrEnum):
     """``/sys/bus/pci/drivers_probe``."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(msgspec.Struct, frozen=True):
     """What a function was before anybody claimed it; the first origin wins until released."""
 
     address: Address
@@ -195,8 +188,7 @@ RECOVERY: Final = "recover:"
 """How the id of a recovery begins; nobody may ask for a claim with such an id."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Record:
+class Record(msgspec.Struct, frozen=True):
     """A claim in the journal, from before its first write until all of it is back."""
 
     request: Prepare
@@ -221,8 +213,7 @@ class Record:
         return self.request.id
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Stray:
+class Stray(msgspec.Struct, frozen=True):
     """A function that is stranded: we moved it, it is not back, and no claim explains it."""
 
     origin: Origin
@@ -234,8 +225,7 @@ class Stray:
 # --- what has to be done --------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Inspect:
+class Inspect(msgspec.Struct, frozen=True):
     """Read what can block or needs rights: overrides, holders of nodes, managers, drivers."""
 
     claim: str
@@ -250,8 +240,7 @@ class Inspect:
     """Tells two that are otherwise the same apart."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Write:
+class Write(msgspec.Struct, frozen=True):
     """One write for one function, by a child that can be abandoned."""
 
     claim: str
@@ -261,8 +250,7 @@ class Write:
     """What is written: a driver's name or a newline, an address."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Child:
+class Child(msgspec.Struct, frozen=True):
     """A process that performs a write and did not end in time. Nobody writes to its function."""
 
     write: Write
@@ -271,8 +259,7 @@ class Child:
     """When it started, as ``/proc/<pid>/stat`` counts: a pid is given out again."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Watch:
+class Watch(msgspec.Struct, frozen=True):
     """Tell when a child of an earlier agent has ended, by ``Written(child.write, gone=True)``."""
 
     child: Child
@@ -281,8 +268,7 @@ class Watch:
 Effect = Inspect | Write | Watch
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Durable:
+class Durable(msgspec.Struct, frozen=True):
     """All that the journal keeps. If it equals what is on disk, nothing need be written."""
 
     boot_id: str = ""
@@ -295,8 +281,7 @@ class Durable:
 # --- what came of it ------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Holder:
+class Holder(msgspec.Struct, frozen=True):
     """A process that has a node open."""
 
     pid: int
@@ -304,8 +289,7 @@ class Holder:
     path: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Inspection:
+class Inspection(msgspec.Struct, frozen=True):
     """The answer to ``Inspect``. What could not be read in time is unknown, and unknown refuses."""
 
     effect: Inspect
@@ -325,8 +309,7 @@ class Inspection:
     """VFIO's ``enable_unsafe_noiommu_mode`` is on."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Written:
+class Written(msgspec.Struct, frozen=True):
     """The answer to ``Write``; after ``hung`` there comes a second one, with ``gone``."""
 
     effect: Write

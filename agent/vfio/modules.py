@@ -12,11 +12,12 @@ it; without systemd, modprobe is run, which works where the agent may.
 `Aliases` is a value; reading it blocks and belongs in a thread.
 """
 
-import dataclasses
 import fnmatch
 import os
 import re
 from typing import Final
+
+import msgspec
 
 from agent.host.files import read_regular
 from agent.host.model import Function, normalise_driver
@@ -34,8 +35,7 @@ def is_driver_name(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Aliases:
+class Aliases(msgspec.Struct, frozen=True):
     """The VFIO drivers that announce what they are for, the most specific alias first."""
 
     patterns: tuple[tuple[str, str], ...] = ()

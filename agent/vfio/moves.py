@@ -10,7 +10,7 @@ function to the first driver that wants it, which may be another one than it cam
 the override that the function is to keep is written.
 """
 
-import dataclasses
+import msgspec
 
 from agent.host.model import Function, normalise_driver
 from agent.vfio.model import ANY_DRIVER, Origin, Step
@@ -19,8 +19,7 @@ CLEAR = "\n"
 """Written to ``driver_override``, it clears it; zero bytes would do nothing."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Goal:
+class Goal(msgspec.Struct, frozen=True):
     """Where a function should end."""
 
     driver: str | None
@@ -29,8 +28,7 @@ class Goal:
     """The ``driver_override`` that it keeps; None is none."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Override:
+class Override(msgspec.Struct, frozen=True):
     """The ``driver_override`` of a function, as it was read or successfully written."""
 
     value: str | None

@@ -4,7 +4,7 @@ Every order is idempotent. What is asked for twice is one claim with two who wai
 back what nobody has is a success.
 """
 
-import dataclasses
+from msgspec import structs
 
 from agent.host.model import Function, HoldMode
 from agent.vfio.backward import turn_back
@@ -80,15 +80,15 @@ def _content(order: Prepare) -> tuple[object, ...]:
 
 def renew(claim: Claim, order: Prepare, now: float) -> Claim:
     """Let the lease of a claim begin anew, and whoever asks now be its owner."""
-    request = dataclasses.replace(
+    request = structs.replace(
         claim.record.request,
         lease=order.lease,
         owner_pid=order.owner_pid,
         owner_started=order.owner_started,
     )
     expires_at = None if order.lease is None else now + order.lease
-    record = dataclasses.replace(claim.record, request=request, expires_at=expires_at)
-    return dataclasses.replace(claim, record=record)
+    record = structs.replace(claim.record, request=request, expires_at=expires_at)
+    return structs.replace(claim, record=record)
 
 
 def _begin(turn: Turn, ticket: int, order: Prepare) -> None:
@@ -105,7 +105,7 @@ def _begin(turn: Turn, ticket: int, order: Prepare) -> None:
         since=turn.now,
     )
     claim = Claim(record, tuple(map(FunctionState, record.origins)), since=turn.now)
-    claim = dataclasses.replace(claim, dry_run=order.dry_run, findings=problems)
+    claim = structs.replace(claim, dry_run=order.dry_run, findings=problems)
     turn.live[_key(ticket, order.id, dry_run=order.dry_run)] = wait(
         renew(claim, order, turn.now), ticket, Wants.HELD
     )
@@ -141,7 +141,7 @@ def _release(turn: Turn, ticket: int, order: Release) -> None:
     else:
         turn.live[claim.id] = give_back(
             turn,
-            dataclasses.replace(wait(claim, ticket, Wants.GONE), force=claim.force or order.force),
+            structs.replace(wait(claim, ticket, Wants.GONE), force=claim.force or order.force),
             problem(Code.CANCELLED, f"claim {order.id} was released before it was in force"),
         )
 
@@ -197,7 +197,7 @@ def _recover(turn: Turn, ticket: int, order: Recover) -> None:
         turn.answer(ticket, key, problem(Code.UNKNOWN_DEVICE, f"{address} does not exist"))
     elif running is not None and not order.dry_run:
         running = wait(running, ticket, Wants.GONE)
-        turn.live[key] = dataclasses.replace(running, force=running.force or order.force)
+        turn.live[key] = structs.replace(running, force=running.force or order.force)
     elif holder is not None:
         what = f"{address} belongs to claim {holder.id}, which is {holder.phase}"
         turn.answer(ticket, key, problem(Code.CLAIMED, what))
@@ -209,5 +209,5 @@ def _recover(turn: Turn, ticket: int, order: Recover) -> None:
     else:
         origin = unknown_origin(function) if stray is None else stray.origin
         claim = recovery(origin, now=turn.now, client=order.client, force=order.force)
-        claim = dataclasses.replace(claim, dry_run=order.dry_run)
+        claim = structs.replace(claim, dry_run=order.dry_run)
         turn.live[_key(ticket, key, dry_run=order.dry_run)] = wait(claim, ticket, Wants.GONE)

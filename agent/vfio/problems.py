@@ -4,10 +4,11 @@ Pure. A sentence is made where the problem is found, since it names what was fou
 whether trying again can help depend on the code alone and stand here, in one table.
 """
 
-import dataclasses
 import enum
 from collections.abc import Mapping
 from typing import Final
+
+import msgspec
 
 from agent.host.model import Address
 
@@ -75,8 +76,7 @@ class Code(enum.StrEnum):
     """The order itself makes no sense."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(msgspec.Struct, frozen=True):
     """One thing that is wrong, for programs and for people."""
 
     code: Code

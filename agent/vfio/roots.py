@@ -1,10 +1,9 @@
 """Where effects find the host, and how long they may take; plain values."""
 
-import dataclasses
+import msgspec
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Roots:
+class Roots(msgspec.Struct, frozen=True):
     """Where the parts of the host are that effects read or write."""
 
     sys: str = "/sys"
@@ -15,8 +14,7 @@ class Roots:
     modules: str = "/lib/modules"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Timeouts:
+class Timeouts(msgspec.Struct, frozen=True):
     """How long each child may take, in seconds."""
 
     write: float = 30.0

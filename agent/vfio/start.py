@@ -6,7 +6,8 @@ was stranded is tried once more. A journal of an earlier boot says nothing about
 the boot every override and every binding of ours has gone.
 """
 
-import dataclasses
+import msgspec
+from msgspec import structs
 
 from agent.host.model import Inventory
 from agent.vfio.model import RECOVERY, Durable, Record, Stray, Watch
@@ -15,8 +16,7 @@ from agent.vfio.problems import Code, problem
 from agent.vfio.state import Claim, Claims, FunctionState, Phase
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Started:
+class Started(msgspec.Struct, frozen=True):
     """What an agent starts with."""
 
     claims: Claims
@@ -88,10 +88,10 @@ def _claim(record: Record, now: float) -> Claim:
         force=record.recovery and record.request.force,
     )
     if record.done:
-        return dataclasses.replace(claim, phase=Phase.DONE)
+        return structs.replace(claim, phase=Phase.DONE)
     why = None
     if not record.recovery:
         why = problem(
             Code.INTERRUPTED, f"the agent was stopped while claim {record.id} was under way"
         )
-    return dataclasses.replace(claim, phase=Phase.RELEASING, problem=why)
+    return structs.replace(claim, phase=Phase.RELEASING, problem=why)

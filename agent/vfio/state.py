@@ -5,11 +5,12 @@ forgotten: which phase it is in, what it waits for, who waits for it. A phase sa
 waits for; `PHASES` says so to people, and ``claim.py`` has the table of what follows.
 """
 
-import dataclasses
 import enum
 import math
 from collections.abc import Callable, Mapping
 from typing import Final
+
+import msgspec
 
 from agent.host.model import Address, Function, Hold, HoldMode, Inventory
 from agent.vfio.model import (
@@ -81,8 +82,7 @@ _HOLDING_NOTHING: Final = frozenset({Phase.CHECKING, Phase.RESTORING, Phase.FORG
 _NOT_IN_JOURNAL: Final = frozenset({Phase.CHECKING, Phase.RESTORING})
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Deadlines:
+class Deadlines(msgspec.Struct, frozen=True):
     """How long each step of a claim may take, and how often it is tried. Seconds."""
 
     withdraw: float = 10.0
@@ -103,8 +103,7 @@ class Deadlines:
     """How long a function that could not be moved is left alone."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Rules:
+class Rules(msgspec.Struct, frozen=True):
     """What the configuration decides about claims."""
 
     deadlines: Deadlines = Deadlines()
@@ -121,26 +120,24 @@ class Rules:
     """Why a function could not be published in a mode; None if it could."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Seen:
+class Seen(msgspec.Struct, frozen=True):
     """What is true now, as far as claims depend on it."""
 
     inventory: Inventory
     """Read after everything that ``results`` tell of had happened."""
-    published: Mapping[Address, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    published: Mapping[Address, tuple[str, ...]] = msgspec.field(default_factory=dict)
     """The qualified CDI names of each function that are on disk."""
-    saved: Durable = dataclasses.field(default_factory=Durable)
+    saved: Durable = msgspec.field(default_factory=Durable)
     """What the journal has on disk, fsynced."""
     journal_problem: str = ""
     """Why the latest ``Durable`` could not be saved; empty if it could."""
-    withheld: Mapping[Address, str] = dataclasses.field(default_factory=dict)
+    withheld: Mapping[Address, str] = msgspec.field(default_factory=dict)
     """Why a function is not published."""
     owners_gone: frozenset[str] = frozenset()
     """Claims whose owner's process has ended."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class FunctionState:
+class FunctionState(msgspec.Struct, frozen=True):
     """What is known of a function of a live claim beside the look."""
 
     origin: Origin
@@ -179,16 +176,14 @@ class Wants(enum.StrEnum):
     """The claim has ended and its devices are back."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Waiter:
+class Waiter(msgspec.Struct, frozen=True):
     """Somebody who waits for an answer."""
 
     ticket: int
     wants: Wants
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(msgspec.Struct, frozen=True):
     """A claim from the moment at which it passed its first checks until it has ended."""
 
     record: Record
@@ -235,8 +230,7 @@ class Claim:
         return self.phase not in _NOT_IN_JOURNAL and not self.dry_run
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Cooling:
+class Cooling(msgspec.Struct, frozen=True):
     """A function could not be moved, and is left alone: drivers break of being moved on and on."""
 
     until: float
@@ -244,17 +238,16 @@ class Cooling:
     """What went wrong."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Claims:
+class Claims(msgspec.Struct, frozen=True):
     """All that is known of claims between two passes."""
 
     boot_id: str = ""
-    live: Mapping[str, Claim] = dataclasses.field(default_factory=dict)
+    live: Mapping[str, Claim] = msgspec.field(default_factory=dict)
     """By id, in the order in which they were asked for."""
-    strays: Mapping[Address, Stray] = dataclasses.field(default_factory=dict)
-    children: Mapping[Address, Child] = dataclasses.field(default_factory=dict)
+    strays: Mapping[Address, Stray] = msgspec.field(default_factory=dict)
+    children: Mapping[Address, Child] = msgspec.field(default_factory=dict)
     """Writes that hang: their functions are *hung*, and nothing is written to them."""
-    cooling: Mapping[Address, Cooling] = dataclasses.field(default_factory=dict)
+    cooling: Mapping[Address, Cooling] = msgspec.field(default_factory=dict)
     """Functions that are left alone for a while."""
     serial: int = 0
     """Of the latest ``Inspect``."""
@@ -292,8 +285,7 @@ class Outcome(enum.StrEnum):
     """It was lost, and nothing of it was touched."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(msgspec.Struct, frozen=True):
     """A claim that is no more, for log and metrics."""
 
     claim: Claim
@@ -301,8 +293,7 @@ class Ended:
     problems: tuple[Problem, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Passed:
+class Passed(msgspec.Struct, frozen=True):
     """A phase that a claim has left, for log and metrics."""
 
     claim: str
@@ -313,8 +304,7 @@ class Passed:
     """How long it lasted."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Advance:
+class Advance(msgspec.Struct, frozen=True):
     """What one call of ``advance`` decided."""
 
     claims: Claims

@@ -4,10 +4,11 @@ It lives for one call. The rules of when nothing may be written are kept in one 
 every write of every claim goes through it.
 """
 
-import dataclasses
 import enum
 import math
 from collections.abc import Iterable, Sequence
+
+from msgspec import structs
 
 from agent.host.model import Address, Function, NodeRole
 from agent.vfio.group import members
@@ -173,7 +174,7 @@ class Turn:
             serial=self._serial,
         )
         self.do(inspect)
-        return dataclasses.replace(claim, inspecting=inspect, inspection=None)
+        return structs.replace(claim, inspecting=inspect, inspection=None)
 
     def node_paths(self, addresses: Iterable[Address]) -> tuple[str, ...]:
         """Every node by which a process may use these functions.
@@ -202,7 +203,7 @@ class Turn:
         mode = claim.record.request.mode
         seconds = self.now - claim.since
         self._passed.append(Passed(claim.id, mode, claim.phase, phase, seconds))
-        return dataclasses.replace(
+        return structs.replace(
             claim,
             phase=phase,
             since=self.now,
@@ -226,7 +227,7 @@ class Turn:
         driver = found.driver if isinstance(found, Function) else None
         code = Code.DEAD if problem.code is Code.DEAD else Code.STRANDED
         hint = hint_for(code, state.address)
-        problem = dataclasses.replace(problem, hint=hint)
+        problem = structs.replace(problem, hint=hint)
         self.strays[state.address] = Stray(state.origin, problem, driver)
 
     # --- answering --------------------------------------------------------------------------------
@@ -246,7 +247,7 @@ class Turn:
         """Tell everybody who waits for it that a claim is in force."""
         for waiter in claim.waiters:
             self.answer(waiter.ticket, claim.id, names=claim.record.names)
-        return dataclasses.replace(claim, waiters=())
+        return structs.replace(claim, waiters=())
 
     def dismiss(self, claim: Claim, wants: Wants, why: Problem) -> Claim:
         """Tell those who wait for something of a claim that it will not be."""
@@ -254,12 +255,12 @@ class Turn:
             if waiter.wants is wants:
                 self.answer(waiter.ticket, claim.id, why)
         others = tuple(waiter for waiter in claim.waiters if waiter.wants is not wants)
-        return dataclasses.replace(claim, waiters=others)
+        return structs.replace(claim, waiters=others)
 
     def hinder(self, claim: Claim, obstacle: Problem) -> Claim:
         """Say what a claim waits for that may not end soon: nobody is kept waiting for it."""
         self._answer_all(claim, obstacle)
-        return dataclasses.replace(claim, obstacle=obstacle, waiters=())
+        return structs.replace(claim, obstacle=obstacle, waiters=())
 
     def end(self, claim: Claim, outcome: Outcome, problems: Sequence[Problem] = ()) -> None:
         """Let a claim be no more.
@@ -279,4 +280,4 @@ class Turn:
 
 def wait(claim: Claim, ticket: int, wants: Wants) -> Claim:
     """Let somebody wait for a claim."""
-    return dataclasses.replace(claim, waiters=(*claim.waiters, Waiter(ticket, wants)))
+    return structs.replace(claim, waiters=(*claim.waiters, Waiter(ticket, wants)))

@@ -1,9 +1,9 @@
 """What is published of a host and what is withheld, each with its reason."""
 
-import dataclasses
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from agent.cdi.desired import Policy, Reason
 from agent.cdi.entry import address_in_name
@@ -114,7 +114,7 @@ def test_half_a_device_is_never_offered(each: Function, reason: Reason) -> None:
 
 def test_nodes_that_udev_has_yet_to_deal_with_are_named() -> None:
     card, render = drm(0)
-    late = dataclasses.replace(render, settled=False)
+    late = structs.replace(render, settled=False)
     (offer,) = decide(function(nodes=(card, late))).offers
     assert offer.unsettled == (late,)
 
@@ -164,7 +164,7 @@ def test_an_optional_shared_node_that_does_not_exist_is_left_out() -> None:
 
 def test_a_required_shared_node_that_does_not_exist_withholds() -> None:
     profiles = changed("amd-gpu", shared=(SharedNode(path="/dev/kfd", required=True),))
-    gone = dataclasses.replace(KFD, state=NodeState.MISSING)
+    gone = structs.replace(KFD, state=NodeState.MISSING)
     for nodes in ([], [gone]):
         result = decide(inventory(RADEON, nodes=nodes), profiles=profiles)
         assert reasons(result) == {B50: Reason.NODE_MISSING}
@@ -176,7 +176,7 @@ def test_an_optional_node_that_does_not_count_is_left_out() -> None:
         nodes=(RoleNodes(role=NodeRole.CARD, required=False), RoleNodes(role=NodeRole.RENDER)),
     )
     card, render = drm(0)
-    for nodes in ((render,), (dataclasses.replace(card, state=NodeState.MISSING), render)):
+    for nodes in ((render,), (structs.replace(card, state=NodeState.MISSING), render)):
         (offer,) = decide(function(nodes=nodes), profiles=profiles).offers
         assert [each.path for each in offer.device.edits.device_nodes] == [render.path]
 
@@ -288,7 +288,7 @@ def test_no_other_name_does(name: str) -> None:
 def test_two_devices_of_one_name_are_both_withheld() -> None:
     """The profiles of a configuration cannot bring this about; a file with it would be void."""
     card, render = drm(1)
-    twin = dataclasses.replace(card, name="card0")
+    twin = structs.replace(card, name="card0")
     host = inventory(function(B50, 0), function(B60, nodes=(twin, render)))
     result = decide(host, profiles=changed("intel-gpu", naming=Naming.CARD))
     assert result.offers == ()
@@ -342,7 +342,7 @@ def test_a_vm_gets_exactly_one_back_end(
 ) -> None:
     group, cdev = vfio().nodes
     container, iommu = VFIO_SHARED
-    gone = tuple(dataclasses.replace(each, state=NodeState.MISSING) for each in VFIO_SHARED)
+    gone = tuple(structs.replace(each, state=NodeState.MISSING) for each in VFIO_SHARED)
     own = {"both": (group, cdev), "group": (group,), "cdev": (cdev,), "none": ()}[nodes]
     host = {"both": VFIO_SHARED, "vfio": (container,), "iommu": (iommu,), "none": (), "gone": gone}[
         host_nodes
@@ -580,6 +580,6 @@ def test_a_second_look_at_the_same_facts_gives_the_same() -> None:
     """Judgements are kept between passes: what is kept must not outlive a change of facts."""
     gpu = function()
     first = decide(gpu)
-    gone = decide(dataclasses.replace(gpu, driver=None, nodes=()))
+    gone = decide(structs.replace(gpu, driver=None, nodes=()))
     assert decide(gpu) == first
     assert gone.offers == ()

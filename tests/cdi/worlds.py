@@ -1,9 +1,10 @@
 """Functions, nodes and inventories for tests of what is published: by default all is well."""
 # ruff: noqa: ANN401 - the fields are those of the class that is made, which checks nothing
 
-import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
+
+from msgspec import structs
 
 from agent.cdi.desired import Desired, Offer, Policy, Reason, desired
 from agent.cdi.profile import Profile
@@ -162,4 +163,4 @@ def _replace(profile: Profile, fields: Mapping[str, Any]) -> Profile:
 
 def with_inode(each: Function, inode: int) -> Function:
     """Another card in the same slot."""
-    return dataclasses.replace(each, inode=inode)
+    return structs.replace(each, inode=inode)

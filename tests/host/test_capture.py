@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from agent.errors import CaptureError
 from agent.host.capture import Capture, capture, contradictions, dump, load, parse
@@ -140,8 +141,7 @@ def test_what_is_written_is_read_again(inventory: Inventory) -> None:
     assert len(set(inodes)) == len(inodes), "two devices are two devices"
     assert list(again.functions) == list(inventory.functions), "the order is kept"
     without_inodes = {
-        address: dataclasses.replace(function, inode=0)
-        for address, function in again.functions.items()
+        address: structs.replace(function, inode=0) for address, function in again.functions.items()
     }
     assert dataclasses.replace(again, functions=without_inodes) == inventory
 

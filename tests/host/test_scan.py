@@ -1,6 +1,5 @@
 """What a look finds: one function after the other, and the host around them."""
 
-import dataclasses
 import os
 import shutil
 import time
@@ -8,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from agent.errors import LookError
 from agent.host import sysfs
@@ -239,7 +239,7 @@ def test_a_node_is_what_dev_and_udev_say(
     settled: bool,  # noqa: FBT001 - a column of the table
 ) -> None:
     change(host)
-    assert gpu(host).nodes == (dataclasses.replace(CARD, state=state, settled=settled), RENDER)
+    assert gpu(host).nodes == (structs.replace(CARD, state=state, settled=settled), RENDER)
     assert not look(host).dropped
 
 

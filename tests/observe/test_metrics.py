@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
@@ -82,7 +83,7 @@ class Rig:
 
 
 def report(**changes: Any) -> PassReport:  # noqa: ANN401 - any of its fields
-    return dataclasses.replace(
+    return structs.replace(
         PassReport(id=1, reasons={"udev": 2}, started=10.0, duration=0.004, looked_at=1), **changes
     )
 

@@ -1,10 +1,10 @@
 """The desk for claims by itself: what it hands to ``vfio.claim``, and when."""
 
 import asyncio
-import dataclasses
 from collections.abc import Iterable, Mapping
 
 import pytest
+from msgspec import structs
 from structlog.testing import capture_logs
 
 from agent.host.model import Address, Hold, HoldMode
@@ -133,7 +133,7 @@ async def test_a_claim_goes_on_in_the_pass_in_which_the_journal_was_saved(bench:
 async def test_of_a_dry_run_nothing_is_told(bench: Bench) -> None:
     """The log of claims has what was done, and nothing was."""
     await bench.run_pass()
-    asked, reply = bench.desk.register(dataclasses.replace(PREPARE, dry_run=True))
+    asked, reply = bench.desk.register(structs.replace(PREPARE, dry_run=True))
     with capture_logs() as logs:
         await bench.run_pass(asked)
         await bench.run_pass(results=[bench.inspect()])

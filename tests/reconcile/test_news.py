@@ -1,7 +1,8 @@
 """What the log tells once, and when it tells it again."""
 
-import dataclasses
 import logging
+
+from msgspec import structs
 
 from agent.cdi.desired import Reason, Withheld
 from agent.cdi.files import Disk, ForeignFile
@@ -19,8 +20,8 @@ def events(before: State, after: State) -> list[str]:
 
 
 def with_environment(state: State, **facts: bool) -> State:
-    environment = dataclasses.replace(Environment(), **facts)
-    return dataclasses.replace(state, inventory=Inventory(environment=environment))
+    environment = structs.replace(Environment(), **facts)
+    return structs.replace(state, inventory=Inventory(environment=environment))
 
 
 def with_foreign(*files: ForeignFile, published: bool) -> State:
@@ -40,7 +41,7 @@ def test_a_static_dev_is_said_once_where_it_costs_something() -> None:
     static = with_environment(RUNNING, devtmpfs=False)
     assert events(START, static) == []
     why = Withheld(A, GPU, Reason.STATIC_DEV, "why")
-    withheld = dataclasses.replace(static, withheld=(why,))
+    withheld = structs.replace(static, withheld=(why,))
     assert events(static, withheld) == ["static-dev", "withheld"]
     assert events(withheld, withheld) == []
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from agent.cdi.desired import Desired, Offer, Reason, Withheld
 from agent.cdi.files import DeleteSpec, Disk, ForeignFile, SetAside, WriteSpec
@@ -141,7 +142,7 @@ class TestPublishing:
     def test_an_unreadable_file_of_ours_is_replaced(self) -> None:
         on_disk = disk(offer(A, 0))
         broken = dataclasses.replace(on_disk.ours[GPU_FILE], content=b"{", spec=None)
-        on_disk = dataclasses.replace(on_disk, ours={GPU_FILE: broken})
+        on_disk = structs.replace(on_disk, ours={GPU_FILE: broken})
         first = decide(desired(offer(A, 0)), on_disk)
         second = decide(desired(offer(A, 0)), on_disk, first.memory, now=100.06)
         assert names_on(apply(on_disk, second)) == {GPU: ["a"]}
@@ -214,7 +215,7 @@ class TestOrder:
         memory = decide(desired(offer(B, 1), offer(C, 2)), EMPTY).memory
         result = decide(desired(offer(B, 1), offer(C, 2)), on_disk, memory, now=100.05)
         assert [len(result.withdrawals), len(result.publications)] == [1, 1]
-        halfway = apply(on_disk, dataclasses.replace(result, publications=()))
+        halfway = apply(on_disk, structs.replace(result, publications=()))
         assert names_on(halfway) == {GPU: ["b"]}
         assert names_on(apply(on_disk, result)) == {GPU: ["b", "c"]}
 
@@ -257,7 +258,7 @@ class TestForeign:
 
     def test_adopting_sets_the_foreign_file_aside_before_ours_is_written(self) -> None:
         foreign = ForeignFile("/cdi/vendor.yaml", GPU, frozenset({"a"}))
-        layout = dataclasses.replace(LAYOUT, adopt=True)
+        layout = structs.replace(LAYOUT, adopt=True)
         wanted = desired(offer(A, 0))
         first = decide(wanted, disk(foreign=(foreign,)), layout=layout)
         assert first.actions == ()
@@ -373,7 +374,7 @@ class TestInvalid:
         memory = decide(wanted, on_disk).memory
         monkeypatch.setattr("agent.cdi.sheet.MAX_SIZE", 0)
         no_all = (ForeignFile("/cdi/other.yaml", GPU, frozenset({"all"})),)
-        result = decide(wanted, dataclasses.replace(on_disk, foreign=no_all), memory, now=101.0)
+        result = decide(wanted, structs.replace(on_disk, foreign=no_all), memory, now=101.0)
         assert reasons(result) == {"a": Reason.INVALID}
         assert names_on(apply(on_disk, result)) == {}
 
@@ -424,7 +425,7 @@ class TestRest:
     )
     def test_a_foreign_file_ends_it(self, file: ForeignFile, expected: dict[str, Reason]) -> None:
         on_disk, memory = self.settled()
-        with_foreign = dataclasses.replace(on_disk, foreign=(file,))
+        with_foreign = structs.replace(on_disk, foreign=(file,))
         assert reasons(decide(self.WORLD, with_foreign, memory, now=103.0)) == expected
 
     def test_files_that_an_earlier_agent_left_are_at_rest_after_the_first_plan(self) -> None:
@@ -498,7 +499,7 @@ def test_no_step_of_any_plan_shows_a_node_twice_or_an_untrue_entry(
             (o.kind, o.device.name, n.path) for o in world for n in o.device.edits.device_nodes
         }
         for count in range(len(result.actions) + 1):
-            step = dataclasses.replace(result, withdrawals=result.actions[:count], publications=())
+            step = structs.replace(result, withdrawals=result.actions[:count], publications=())
             shown = [
                 (file.spec.kind, device.name, n.path)
                 for file in apply(on_disk, step).ours.values()
@@ -541,7 +542,7 @@ FOREIGN = (
             st.sampled_from((None, A, B, *POOL)),
             st.sampled_from((0.01, 0.1, 0.1, 10.0)),
             st.sampled_from((*FOREIGN[:1] * 3, *FOREIGN)),
-            st.sampled_from((*(LAYOUT,) * 7, dataclasses.replace(LAYOUT, format="json"))),
+            st.sampled_from((*(LAYOUT,) * 7, structs.replace(LAYOUT, format="json"))),
             st.sampled_from((0, 1, 5, 5, 5)),
         ),
         min_size=3,
@@ -561,7 +562,7 @@ def test_what_is_taken_over_from_the_last_plan_changes_none(
             offered.pop(change, None)
         world = one_world([offered[address] for address in sorted(offered)])
         now += pause
-        on_disk = dataclasses.replace(on_disk, foreign=foreign)
+        on_disk = structs.replace(on_disk, foreign=foreign)
         wanted = desired(*world)
         result = decide(wanted, on_disk, memory, now=now, layout=layout)
         forgetful = dataclasses.replace(memory, sheets={})
@@ -571,7 +572,7 @@ def test_what_is_taken_over_from_the_last_plan_changes_none(
             again = sheets(sheet.offers, suffix=layout.format, with_all=with_all)
             assert again == {kind: sheet}
             assert sheet.content == render(sheet.spec, suffix=layout.format)
-        done = dataclasses.replace(result, withdrawals=result.actions[:count], publications=())
+        done = structs.replace(result, withdrawals=result.actions[:count], publications=())
         event(f"{result.actions == done.actions}: all of the plan is done")
         memory, on_disk = result.memory, apply(on_disk, done)
 

@@ -1,7 +1,6 @@
 """The loop on a simulated host: the promise, scene by scene, with real files."""
 
 import asyncio
-import dataclasses
 import functools
 import os
 import threading
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import structlog
+from msgspec import structs
 
 from agent.cdi.desired import Reason
 from agent.cdi.files import Disk
@@ -412,9 +412,9 @@ class TestRun:
         await asyncio.wait_for(running, 10)
 
     async def test_a_new_configuration_is_applied_at_once(self, one_gpu: Rig) -> None:
-        rules = dataclasses.replace(
+        rules = structs.replace(
             one_gpu.rules,
-            policy=dataclasses.replace(one_gpu.rules.policy, ignore=frozenset({B50})),
+            policy=structs.replace(one_gpu.rules.policy, ignore=frozenset({B50})),
         )
         new = NewRules(rules, one_gpu.scanner, one_gpu.store)
         taking = asyncio.create_task(one_gpu.reconciler.reconfigure(new))

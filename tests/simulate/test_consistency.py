@@ -3,7 +3,6 @@
 Random acts on three cards; after each, what the tree says in one place it says in all others.
 """
 
-import dataclasses
 import os
 import tempfile
 from collections import Counter
@@ -13,6 +12,7 @@ from typing import Final
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from agent.host.model import Address
 from agent.simulate import Features, Hold, Kernel, UdevMode, stat_plain
@@ -20,7 +20,7 @@ from agent.simulate import host as shapes
 
 GPU, SECOND, THIRD = ADDRESSES = ("0000:03:00.0", "0000:05:00.0", "0000:02:00.0")
 HARDWARE: Final = {
-    one.address: dataclasses.replace(one, bridges=())
+    one.address: structs.replace(one, bridges=())
     for one in (*shapes.arc_b50(GPU), shapes.two_functions(SECOND)[0], *shapes.bochs(THIRD))
 }
 FEATURES: Final = Features(drivers=("xe", "nouveau", "bochs-drm", "vfio-pci"))

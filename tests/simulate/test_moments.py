@@ -3,12 +3,12 @@
 The look comes after every single change of a file, so no order of steps escapes it.
 """
 
-import dataclasses
 from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
 import pytest
+from msgspec import structs
 
 from agent.host.hints import EVERYTHING
 from agent.host.model import Address, Inventory, NodeState
@@ -22,7 +22,7 @@ OTHER: Final = "0000:05:00.0"
 
 def small(hardware: Hardware) -> Hardware:
     """Without what brings many moments and nothing new."""
-    return dataclasses.replace(hardware, makes=shapes.HEADLESS, bridges=())
+    return structs.replace(hardware, makes=shapes.HEADLESS, bridges=())
 
 
 ONE: Final = small(*shapes.arc_b50())

@@ -7,7 +7,6 @@ the same order, the same messages of udev in any order (its workers run side by 
 errno and the same state.
 """
 
-import dataclasses
 import errno
 import json
 import os
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from msgspec import structs
 
 from agent.host.model import Address
 from agent.simulate import Features, Hardware, Hold, Kernel, Source, UdevMode, Uevent, VfioKind
@@ -42,7 +42,7 @@ def hardware(address: str, group: str | None) -> Hardware:
     make = shapes.virtio_gpu if address in {"0000:01:00.0", "0000:02:00.0"} else shapes.bochs
     (one,) = make(address)
     bridges = tuple(map(Address, ABOVE[int(address.split(":")[1], 16)]))
-    return dataclasses.replace(one, bridges=bridges, group=None if group is None else int(group))
+    return structs.replace(one, bridges=bridges, group=None if group is None else int(group))
 
 
 class Guest:
@@ -66,7 +66,7 @@ class Guest:
             for _ in range(3):  # the guest's disk, channel and console come first
                 machine.bus.children.take()
             machine.plug(
-                dataclasses.replace(BRIDGE, address=Address(one), bridges=tuple(above[:depth]))
+                structs.replace(BRIDGE, address=Address(one), bridges=tuple(above[:depth]))
                 for above in (tuple(map(Address, bridges)) for bridges in ABOVE.values())
                 for depth, one in enumerate(above)
             )

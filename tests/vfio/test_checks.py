@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 import pytest
+from msgspec import structs
 
 from agent.host.model import Function, HoldMode
 from agent.vfio.model import Holder, Prepare, Recover
@@ -31,7 +32,7 @@ def prepare(*devices: str, **fields: object) -> Prepare:
 
 
 def drm(**fields: object) -> Prepare:
-    return dataclasses.replace(prepare(), mode=HoldMode.DRM, **fields)  # type: ignore[arg-type]
+    return structs.replace(prepare(), mode=HoldMode.DRM, **fields)
 
 
 def rules(**fields: object) -> Change:
@@ -334,7 +335,7 @@ def test_what_is_refused(
     change(world)
     world.now += 0.001
     before, published, count = world.state(), dict(world.specs), len(world.writes)
-    for each in (order, order, dataclasses.replace(order, id="dry", dry_run=True)):
+    for each in (order, order, structs.replace(order, id="dry", dry_run=True)):
         world.post(each)
         world.run(patience=0)
         problems = world.answers[max(world.answers)].problems
@@ -353,7 +354,7 @@ def test_what_is_refused(
 def test_what_is_allowed(chips: Sequence[Chip], change: Change, order: Prepare) -> None:
     world = World(*map(dataclasses.replace, chips))
     change(world)
-    dry = world.answers[world.ask(dataclasses.replace(order, dry_run=True))]
+    dry = world.answers[world.ask(structs.replace(order, dry_run=True))]
     assert dry.ok, dry.problems
     answer = world.answers[world.ask(order)]
     assert answer.ok, answer.problems

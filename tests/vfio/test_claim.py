@@ -1,8 +1,7 @@
 """A claim of every shape goes there and comes back, whenever the agent is killed on the way."""
 
-import dataclasses
-
 import pytest
+from msgspec import structs
 
 from agent.vfio.model import Prepare
 from agent.vfio.problems import Code
@@ -164,7 +163,7 @@ def test_a_reboot_in_the_middle_voids_a_claim(shape: Shape) -> None:
 def test_a_second_claim_for_a_function_is_refused_and_told_by_whom_it_is_held() -> None:
     shape = SHAPES[1]
     world = world_of(shape)
-    world.ask(dataclasses.replace(shape.prepare, client="the VM service"))
+    world.ask(structs.replace(shape.prepare, client="the VM service"))
     for device in shape.moved:
         answer = world.answers[world.ask(Prepare("other", shape.prepare.mode, (device,)))]
         assert {problem.code for problem in answer.problems} == {Code.CLAIMED}
@@ -175,7 +174,7 @@ def test_a_second_claim_for_a_function_is_refused_and_told_by_whom_it_is_held() 
 def test_of_two_claims_at_once_the_first_gets_the_device() -> None:
     world = World(*SHAPES[0].chips())
     first = world.post(SHAPES[0].prepare)
-    second = world.post(dataclasses.replace(SHAPES[0].prepare, id="other"))
+    second = world.post(structs.replace(SHAPES[0].prepare, id="other"))
     world.run()
     assert world.answers[first].ok
     assert [problem.code for problem in world.answers[second].problems] == [Code.CLAIMED]

@@ -1,8 +1,7 @@
 """Devices that do not answer any more when a claim gives them back: withheld until they do."""
 
-import dataclasses
-
 import pytest
+from msgspec import structs
 
 from agent.host.model import HoldMode
 from agent.vfio.model import Prepare, Recover, Step
@@ -87,7 +86,7 @@ def test_a_dead_device_stays_withheld(dead: World) -> None:
     dead.run()
     for _ in range(2):
         assert codes(dead, dead.ask(RECOVER)) == [Code.DEAD]
-    assert codes(dead, dead.ask(dataclasses.replace(RECOVER, dry_run=True))) == [Code.DEAD]
+    assert codes(dead, dead.ask(structs.replace(RECOVER, dry_run=True))) == [Code.DEAD]
     assert dead.claims.strays[GPU].problem.code is Code.DEAD
     assert len(dead.writes) == count
     assert dead.specs == without(GPU)

@@ -1,9 +1,9 @@
 """What is asked for, by whom, how often and for how long; and what somebody else does meanwhile."""
 
-import dataclasses
 from collections.abc import Callable
 
 import pytest
+from msgspec import structs
 
 from agent.host.model import Address, HoldMode
 from agent.vfio.claim import holds
@@ -66,9 +66,9 @@ def test_a_repeated_prepare_joins_the_one_that_is_under_way(phase: Phase) -> Non
     world = world_of()
     first = world.post(PREPARE)
     world.until(phase)
-    second = world.post(dataclasses.replace(PREPARE, client="another", devices=(GPU, GPU)))
+    second = world.post(structs.replace(PREPARE, client="another", devices=(GPU, GPU)))
     world.run()
-    assert world.answers[first] == dataclasses.replace(world.answers[second], ticket=first)
+    assert world.answers[first] == structs.replace(world.answers[second], ticket=first)
     assert world.answers[first].ok
     assert len(world.writes) == 6
 
@@ -91,10 +91,10 @@ def test_a_repeated_release_joins_the_one_that_is_under_way(phase: Phase) -> Non
 @pytest.mark.parametrize(
     "other",
     [
-        pytest.param(dataclasses.replace(PREPARE, devices=(OTHER_GPU,)), id="device"),
-        pytest.param(dataclasses.replace(PREPARE, mode=HoldMode.DRM), id="mode"),
-        pytest.param(dataclasses.replace(PREPARE, driver="xe-vfio-pci"), id="driver"),
-        pytest.param(dataclasses.replace(PREPARE, named=(AUDIO,)), id="named"),
+        pytest.param(structs.replace(PREPARE, devices=(OTHER_GPU,)), id="device"),
+        pytest.param(structs.replace(PREPARE, mode=HoldMode.DRM), id="mode"),
+        pytest.param(structs.replace(PREPARE, driver="xe-vfio-pci"), id="driver"),
+        pytest.param(structs.replace(PREPARE, named=(AUDIO,)), id="named"),
     ],
 )
 def test_an_id_means_one_thing(other: Prepare) -> None:
@@ -182,7 +182,7 @@ def test_a_claim_is_released_when_its_lease_ends() -> None:
     world = world_of()
     before = world.state()
     began = world.now
-    world.post(dataclasses.replace(PREPARE, lease=60.0))
+    world.post(structs.replace(PREPARE, lease=60.0))
     world.run(patience=59)
     assert world.claims.live
     world.run(patience=61)
@@ -194,7 +194,7 @@ def test_a_claim_is_released_when_its_lease_ends() -> None:
 
 def test_a_lease_begins_anew_with_each_prepare() -> None:
     world = world_of()
-    leased = dataclasses.replace(PREPARE, lease=60.0)
+    leased = structs.replace(PREPARE, lease=60.0)
     world.post(leased)
     world.run(patience=1)
     for _ in range(3):
@@ -210,7 +210,7 @@ def test_a_lease_begins_anew_with_each_prepare() -> None:
 
 def test_a_lease_goes_on_when_the_agent_is_started_again() -> None:
     world = world_of()
-    world.post(dataclasses.replace(PREPARE, lease=60.0))
+    world.post(structs.replace(PREPARE, lease=60.0))
     world.run(patience=1)
     began = world.now
     world.start()
@@ -221,8 +221,8 @@ def test_a_lease_goes_on_when_the_agent_is_started_again() -> None:
     assert world.now < began + 62
 
 
-LASTING = dataclasses.replace(PREPARE, lease=60.0)
-OWNED = dataclasses.replace(PREPARE, owner_pid=4711, owner_started=99)
+LASTING = structs.replace(PREPARE, lease=60.0)
+OWNED = structs.replace(PREPARE, owner_pid=4711, owner_started=99)
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_a_prepare_that_changes_nothing_needs_no_journal() -> None:
     world = world_of()
     names = ask(world, PREPARE).names
     world.journal_full = True
-    assert ask(world, dataclasses.replace(PREPARE, client="another")).names == names
+    assert ask(world, structs.replace(PREPARE, client="another")).names == names
 
 
 def lost_to_somebody(world: World) -> None:
@@ -291,7 +291,7 @@ def test_a_lease_that_ends_before_the_claim_is_in_force_cancels_it() -> None:
     world = world_of()
     before = world.state()
     world.nodes_never_come = {GPU}
-    answer = ask(world, dataclasses.replace(PREPARE, lease=3.0))
+    answer = ask(world, structs.replace(PREPARE, lease=3.0))
     assert codes(answer) == [Code.CANCELLED]
     assert "lease" in answer.problems[0].sentence
     assert world.state() == before
@@ -300,7 +300,7 @@ def test_a_lease_that_ends_before_the_claim_is_in_force_cancels_it() -> None:
 def test_a_claim_is_released_when_its_owner_has_gone() -> None:
     world = world_of()
     before = world.state()
-    ask(world, dataclasses.replace(PREPARE, owner_pid=4711))
+    ask(world, structs.replace(PREPARE, owner_pid=4711))
     world.owners_gone = frozenset({"another"})
     world.run()
     assert world.claims.live
@@ -466,14 +466,14 @@ def test_a_dry_run_says_what_would_be_moved_and_changes_nothing() -> None:
     world = world_of()
     before, published = world.state(), dict(world.specs)
     for _ in range(2):
-        answer = ask(world, dataclasses.replace(PREPARE, dry_run=True))
+        answer = ask(world, structs.replace(PREPARE, dry_run=True))
         assert answer.ok
         assert answer.moves == (
             Move(GPU, "xe", "vfio-pci"),
             Move(AUDIO, "snd_hda_intel", "vfio-pci", companion=True),
         )
     assert (world.state(), world.specs) == (before, published)
-    assert world.claims == dataclasses.replace(world.claims, live={}, strays={})
+    assert world.claims == structs.replace(world.claims, live={}, strays={})
     assert not world.disk.claims
 
 
@@ -481,7 +481,7 @@ def test_a_dry_run_says_everything_that_is_wrong_at_once() -> None:
     world = world_of(Chip(GPU, boot_vga=True), audio())
     world.managed = {AUDIO: "driverctl"}
     world.holders = [Holder(12, "Xorg", "/dev/dri/card3")]
-    answer = ask(world, dataclasses.replace(PREPARE, dry_run=True))
+    answer = ask(world, structs.replace(PREPARE, dry_run=True))
     assert codes(answer) == [Code.BOOT_DISPLAY, Code.MANAGED, Code.IN_USE]
     assert len(answer.moves) == 2
 
@@ -489,14 +489,14 @@ def test_a_dry_run_says_everything_that_is_wrong_at_once() -> None:
 def test_a_dry_run_of_a_live_claim_says_so() -> None:
     world = world_of()
     ask(world, PREPARE)
-    assert codes(ask(world, dataclasses.replace(PREPARE, dry_run=True))) == [Code.CLAIMED]
-    other = dataclasses.replace(PREPARE, id="other", dry_run=True)
+    assert codes(ask(world, structs.replace(PREPARE, dry_run=True))) == [Code.CLAIMED]
+    other = structs.replace(PREPARE, id="other", dry_run=True)
     assert set(codes(ask(world, other))) == {Code.CLAIMED}
 
 
 def test_a_dry_run_is_in_nobodys_way() -> None:
     world = world_of()
-    dry = world.post(dataclasses.replace(PREPARE, dry_run=True))
+    dry = world.post(structs.replace(PREPARE, dry_run=True))
     real = world.post(PREPARE)
     world.run()
     assert world.answers[dry].moves
@@ -514,7 +514,7 @@ def test_a_dry_run_is_in_nobodys_way() -> None:
 def test_a_dry_run_displaces_no_claim_whatever_that_is_called(id_: str, dry_run: Order) -> None:
     """A claim may be called as a person likes: by the number of the next order, say."""
     world = world_of(Chip(GPU), audio(), Chip(OTHER_GPU, group=2, driver=None))
-    assert ask(world, dataclasses.replace(PREPARE, id=id_)).ok
+    assert ask(world, structs.replace(PREPARE, id=id_)).ok
     assert ask(world, dry_run).ok
     assert world.claims.live.keys() == {id_}
     assert [record.id for record in world.disk.claims] == [id_]

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from agent.host.model import Address, HoldMode
 from agent.vfio.model import Holder, Prepare, Recover, Release, Write, Written
@@ -113,7 +114,7 @@ def toggle(name: str) -> Act:
 
 def pause(history: History) -> None:
     world = history.world
-    world.rules = dataclasses.replace(world.rules, paused=not world.rules.paused)
+    world.rules = structs.replace(world.rules, paused=not world.rules.paused)
 
 
 def use(path: str) -> Act:

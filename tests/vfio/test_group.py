@@ -1,8 +1,7 @@
 """Who moves along with a device, and who is in its way."""
 
-import dataclasses
-
 import pytest
+from msgspec import structs
 
 from agent.host.model import Address, Function, Inventory
 from agent.vfio.group import companions, in_the_way, members
@@ -14,7 +13,7 @@ GPU_FUNCTION = Chip(GPU).function()
 def of_class(class_code: int, address: Address = AUDIO, **fields: object) -> Function:
     """Another function of the group and slot of the GPU."""
     function = Chip(address, class_code=class_code).function()
-    return dataclasses.replace(function, **fields)  # type: ignore[arg-type]
+    return structs.replace(function, **fields)
 
 
 def inventory(*functions: Function) -> Inventory:
@@ -60,7 +59,7 @@ def test_two_claimed_devices_share_their_companions() -> None:
 
 def test_without_an_iommu_nobody_moves_along() -> None:
     alone = Chip(GPU, group=None).function()
-    sound = dataclasses.replace(audio().function(), iommu_group=None)
+    sound = structs.replace(audio().function(), iommu_group=None)
     assert not companions([alone], inventory(alone, sound))
     assert members(alone, inventory(alone, sound)) == (alone,)
     assert not in_the_way([alone], inventory(alone, sound))

@@ -1,13 +1,13 @@
 """Inspections: everything at once, and unknown where there is no answer in time."""
 
 import asyncio
-import dataclasses
 import os
 import sys
 from pathlib import Path
 from typing import Final
 
 import pytest
+from msgspec import structs
 from structlog.testing import capture_logs
 
 from agent.vfio.children import Child
@@ -134,7 +134,7 @@ async def test_a_function_that_reads_ones_is_dead(
         (host.function(GPU) / "config").write_bytes(config)
     async with rig(host) as at:
         assert (await at.inspected(inspect(GPU))).dead == (), "it was not asked"
-        effect = dataclasses.replace(inspect(GPU), alive=True)
+        effect = structs.replace(inspect(GPU), alive=True)
         assert (await at.inspected(effect)).dead == dead
 
 
@@ -142,7 +142,7 @@ async def test_a_configuration_space_that_hangs_says_nothing(host: Host) -> None
     os.mkfifo(host.function(GPU) / "config")
     async with rig(host, IMPATIENT_READ) as at:
         with capture_logs() as logs:
-            inspection = await at.inspected(dataclasses.replace(inspect(GPU), alive=True))
+            inspection = await at.inspected(structs.replace(inspect(GPU), alive=True))
     assert inspection.dead == ()
     assert "config-unknown" in [entry["event"] for entry in logs]
 

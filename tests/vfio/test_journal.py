@@ -1,7 +1,6 @@
 """The journal: on disk before anybody relies on it, and whole or set aside: never just empty."""
 
 import asyncio
-import dataclasses
 import errno
 import hashlib
 import json
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from msgspec import structs
 
 from agent.vfio.journal import Journal, JournalError, Loaded, boot_id
 from agent.vfio.model import (
@@ -82,7 +82,7 @@ def test_what_is_on_disk_already_is_not_written_again(state: Path) -> None:
     journal.load()
     assert journal.saved == FULL
     before = path_in(state).stat()
-    asyncio.run(journal.save(dataclasses.replace(FULL)))
+    asyncio.run(journal.save(structs.replace(FULL)))
     assert path_in(state).stat().st_mtime_ns == before.st_mtime_ns
     assert path_in(state).stat().st_ino == before.st_ino
 
@@ -90,7 +90,7 @@ def test_what_is_on_disk_already_is_not_written_again(state: Path) -> None:
 def test_claims_that_could_not_be_read_back_are_not_written(state: Path) -> None:
     """JSON has no infinity: a journal with one would be set aside at the next start."""
     save(state, FULL)
-    wrong = dataclasses.replace(RECORD, expires_at=float("inf"))
+    wrong = structs.replace(RECORD, expires_at=float("inf"))
     with pytest.raises(JournalError, match="cannot be written down"):
         save(state, Durable(BOOT, (wrong,)))
     assert load(state).durable == FULL
@@ -289,7 +289,7 @@ async def test_a_save_that_is_cancelled_is_finished(state: Path) -> None:
 
 async def test_saves_come_to_disk_in_their_order(state: Path) -> None:
     journal = Journal(str(state))
-    versions = [dataclasses.replace(FULL, boot_id=f"{number:032x}") for number in range(5)]
+    versions = [structs.replace(FULL, boot_id=f"{number:032x}") for number in range(5)]
     await asyncio.gather(*map(journal.save, versions))
     assert (await asyncio.to_thread(load, state)).durable == versions[-1]
 
@@ -313,7 +313,7 @@ def test_killed_at_any_step_it_is_the_old_or_the_new(
     state: Path, step: str, *, first: bool
 ) -> None:
     """And never one that is set aside; what the dead one left behind is in nobody's way."""
-    old = Durable() if first else Durable(BOOT, (dataclasses.replace(RECORD, done=False),))
+    old = Durable() if first else Durable(BOOT, (structs.replace(RECORD, done=False),))
     if not first:
         save(state, old)
     argv = (sys.executable, "-c", KILLED, state, step)
@@ -329,10 +329,10 @@ def test_killed_at_any_step_it_is_the_old_or_the_new(
 
 
 def fields(cls: type) -> dict[str, Any]:
-    """The fields of a dataclass, with those of the dataclasses in it."""
+    """The fields of a struct, with those of the structs in it."""
     return {
         field.name: fields(inner) if (inner := INNER.get((cls, field.name))) else str(field.type)
-        for field in dataclasses.fields(cls)
+        for field in structs.fields(cls)
     }
 
 

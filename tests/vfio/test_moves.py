@@ -1,8 +1,7 @@
 """From where a function is and where it should be to the next write."""
 
-import dataclasses
-
 import pytest
+from msgspec import structs
 
 from agent.vfio.model import ANY_DRIVER, Identity, Origin, Step
 from agent.vfio.moves import (
@@ -107,13 +106,13 @@ ORIGIN = Origin(GPU, Identity.of(Chip(GPU).function()), "xe", None, "vfio-pci")
 def test_what_accounts_for_a_driver(driver: str | None, *, explained: bool) -> None:
     function = Chip(GPU, driver=driver).function()
     assert is_explained(function, ORIGIN) is explained
-    assert is_explained(function, dataclasses.replace(ORIGIN, known=False))
+    assert is_explained(function, structs.replace(ORIGIN, known=False))
 
 
 def test_goals() -> None:
     assert goal_there(ORIGIN) == VFIO
-    assert goal_there(dataclasses.replace(ORIGIN, target=ANY_DRIVER)) == ANY
+    assert goal_there(structs.replace(ORIGIN, target=ANY_DRIVER)) == ANY
     assert goal_back(ORIGIN) == XE
-    assert goal_back(dataclasses.replace(ORIGIN, known=False)) == ANY
+    assert goal_back(structs.replace(ORIGIN, known=False)) == ANY
     assert is_back(Chip(GPU).function(), ORIGIN)
     assert not is_back(Chip(GPU, driver="vfio-pci").function(), ORIGIN)

@@ -1,9 +1,8 @@
 """What becomes of the journal when an agent starts."""
 
-import dataclasses
-
 import msgspec
 import pytest
+from msgspec import structs
 
 from agent.vfio.model import Child, Durable, Holder, Recover, Step, Stray, Watch, Write
 from agent.vfio.problems import Code, Problem
@@ -151,7 +150,7 @@ def test_what_a_claim_explains_is_not_stranded() -> None:
     world = in_force()
     origin = world.disk.claims[0].origins[0]
     stray = Stray(origin, Problem(Code.STRANDED, "it was stranded"))
-    world.disk = dataclasses.replace(world.disk, strays=(stray,))
+    world.disk = structs.replace(world.disk, strays=(stray,))
     world.start()
     world.run()
     assert world.claims.live.keys() == {"vm"}

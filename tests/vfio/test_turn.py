@@ -1,8 +1,7 @@
 """The gate that every write goes through, and the nodes by which a device may be used."""
 
-import dataclasses
-
 import pytest
+from msgspec import structs
 
 from agent.host.model import Address, DeviceNumber, Function, Inventory, Node, NodeRole, NodeState
 from agent.vfio.model import Child, Durable, Step, Stray, Write
@@ -17,8 +16,8 @@ def moving() -> tuple[Claim, Durable]:
     world = World(Chip(GPU))
     world.ask(SHAPES[0].prepare)
     claim = world.claims.live["vm"]
-    record = dataclasses.replace(claim.record, done=False)
-    return dataclasses.replace(claim, record=record), Durable(claims=(record,))
+    record = structs.replace(claim.record, done=False)
+    return structs.replace(claim, record=record), Durable(claims=(record,))
 
 
 CLAIM, SAVED = moving()
@@ -34,14 +33,14 @@ STRAY = Stray(ORIGIN, Problem(Code.STRANDED, "it was stranded"))
         pytest.param(SAVED, {}, {}, True, id="journalled-and-withdrawn"),
         pytest.param(Durable(), {}, {}, False, id="not-in-the-journal"),
         pytest.param(
-            Durable(claims=(dataclasses.replace(RECORD, done=True),)),
+            Durable(claims=(structs.replace(RECORD, done=True),)),
             {},
             {},
             False,
             id="in-force-in-the-journal",
         ),
         pytest.param(
-            Durable(claims=(dataclasses.replace(RECORD, origins=()),)),
+            Durable(claims=(structs.replace(RECORD, origins=()),)),
             {},
             {},
             False,
@@ -73,7 +72,7 @@ def on_vfio(address: Address, number: int, *, group: int = 1) -> Function:
     node = Node(
         NodeRole.VFIO_CDEV, name, path, DeviceNumber(510, number), NodeState.PRESENT, settled=True
     )
-    return dataclasses.replace(function, nodes=(*function.nodes, node))
+    return structs.replace(function, nodes=(*function.nodes, node))
 
 
 def test_the_nodes_of_a_device_on_vfio_are_those_of_its_whole_group() -> None:
