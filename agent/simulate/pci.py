@@ -131,7 +131,9 @@ class PciBus:
         self._sysfs.appear(device)
         place = f"/sys{device.devpath}"
         # Reading this wakes a sleeping device; it is here so that a test can see that nobody does.
-        header = hardware.vendor.to_bytes(2, "little") + hardware.device.to_bytes(2, "little")
+        # A VF says nothing of its ids there, which are those of its PF (SR-IOV 1.1, 3.4.1).
+        ids = (0xFFFF, 0xFFFF) if physfn is not None else (hardware.vendor, hardware.device)
+        header = b"".join(each.to_bytes(2, "little") for each in ids)
         self._tree.file(f"{place}/config", header.ljust(256, b"\0"))
         for name in ("remove", "rescan"):
             self._tree.file(f"{place}/{name}", "", 0o200)

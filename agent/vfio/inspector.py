@@ -20,7 +20,7 @@ from agent.vfio.managed import managers
 from agent.vfio.model import Holder, Inspect, Inspection
 from agent.vfio.roots import Roots, Timeouts
 from agent.vfio.spares import Spares
-from agent.vfio.writer import parse
+from agent.vfio.writer import HEAD, parse
 
 _log = structlog.get_logger()
 
@@ -120,8 +120,9 @@ class Inspector:
                 return ()
         self._said.pop(("config-unknown", address), None)
         code, head = parse(child.output()) or (1, b"")
-        # No vendor has the id ffff (PCI Local Bus Specification, 6.2.1).
-        return (address,) if not code and head[:2] == b"\xff\xff" else ()
+        # Not its ids alone: a VF that is well reads ones there (SR-IOV 1.1, 3.4.1).
+        is_dead = not code and head == b"\xff" * HEAD
+        return (address,) if is_dead else ()
 
     async def _holders(self, effect: Inspect) -> tuple[tuple[Holder, ...], tuple[str, ...]]:
         """Who holds the nodes, and why there may be others."""

@@ -123,6 +123,8 @@ async def test_a_question_is_asked_again_once_its_child_is_gone(host: Host) -> N
         pytest.param(b"\x86\x80\x12\xe2" + bytes(60), (), id="answers"),
         pytest.param(b"\xff" * 4096, (GPU,), id="answers nothing"),
         pytest.param(b"\x86\x80" + b"\xff" * 62, (), id="has a vendor"),
+        pytest.param(b"\xff" * 4 + b"\x06\x04\x10" + bytes(57), (), id="a VF, which has no ids"),
+        pytest.param(b"\xff" * 4, (), id="says too little"),
         pytest.param(b"", (), id="says nothing"),
         pytest.param(None, (), id="cannot be asked"),
     ],
