@@ -332,14 +332,10 @@ def _leave(turn: Turn, claim: Claim) -> Claim:
 
 def _end(turn: Turn, claim: Claim) -> None:
     """Answer everybody: the claim is no more."""
+    left = [each.address for each in claim.moving if each.problem and each.address in turn.strays]
     strays = tuple(
-        problem(
-            Code.STRANDED,
-            f"{each.address} is stranded: {each.problem.sentence}",
-            address=each.address,
-        )
-        for each in claim.moving
-        if each.problem is not None and each.address in turn.strays
+        Problem(Code.STRANDED, f"{address} is stranded: {why.sentence}", why.hint)
+        for address, why in ((address, turn.strays[address].problem) for address in left)
     )
     if strays:
         outcome = Outcome.STRANDED

@@ -56,7 +56,9 @@ def test_a_device_that_came_back_dead_is_stranded_and_withheld(world: World) -> 
     """It is on its driver, and nothing but its answer is missing; its neighbours are published."""
     ticket = world.ask(RELEASE)
     assert codes(world, ticket) == [Code.STRANDED]
-    assert "does not answer" in world.answers[ticket].problems[0].sentence
+    (problem,) = world.answers[ticket].problems
+    assert "does not answer" in problem.sentence
+    assert problem.hint.startswith("reset it or power-cycle the host"), "to recover it is no help"
     assert world.ended[-1].outcome is Outcome.STRANDED
     assert world.stranded == {GPU}
     assert world.state()[GPU] == ("xe", None)
