@@ -16,7 +16,7 @@ from agent.cdi.store import Store
 from agent.config import Config, profiles
 from agent.errors import ConfigError
 from agent.host.devnodes import StatNode, lstat_node
-from agent.host.model import Function, HoldMode
+from agent.host.model import Function, HoldMode, normalise_driver
 from agent.host.scan import Scanner
 from agent.reconcile.rules import Layout, Rules, Timing
 from agent.reconcile.state import State
@@ -99,15 +99,20 @@ def claim_rules(config: Config, *, modules: str = "/lib/modules") -> ClaimRules:
     aliases = Aliases.read(aliases_path(modules))
     drivers = {pci_id.lower(): driver for pci_id, driver in settings.drivers.items()}
 
-    def driver_for(function: Function) -> str:
+    def configured(function: Function) -> str | None:
         of_profiles = (
             profile.vfio.driver for profile in profiles_of(function, known) if profile.vfio
         )
-        return (
-            drivers.get(function.pci_id)
-            or next(filter(None, of_profiles), None)
-            or aliases.best(function)
-        )
+        return drivers.get(function.pci_id) or next(filter(None, of_profiles), None)
+
+    def driver_for(function: Function) -> str:
+        return configured(function) or aliases.best(function)
+
+    def unsuitable(function: Function, driver: str) -> str | None:
+        said = configured(function)  # somebody knows better than the kernel's aliases
+        if said is not None and normalise_driver(said) == normalise_driver(driver):
+            return None
+        return aliases.against(function, driver)
 
     def unpublishable(function: Function, mode: HoldMode) -> str | None:
         found = profiles_of(function, known)
@@ -129,6 +134,7 @@ def claim_rules(config: Config, *, modules: str = "/lib/modules") -> ClaimRules:
         allow_no_iommu=settings.allow_no_iommu,
         directory=config.cdi.directory,
         vfio_driver=driver_for,
+        unsuitable=unsuitable,
         unpublishable=unpublishable,
     )
 

@@ -109,6 +109,19 @@ def test_the_driver_for_a_virtual_machine(wanted: Config, driver: str, modules: 
     assert rules.vfio_driver(function(device=0x1234, class_code=0x040300)) == "vfio-pci"
 
 
+@pytest.mark.parametrize("driver", ["set_vfio_pci", "plainly_named"])
+def test_a_driver_that_the_configuration_names_is_taken_for_a_vfio_driver(
+    driver: str, modules: str
+) -> None:
+    wanted = settings(vfio={"drivers": {"8086:E212": driver}})
+    rules = compose.claim_rules(wanted, modules=modules)
+    assert rules.unsuitable(function(), driver.replace("_", "-")) is None
+    assert rules.unsuitable(function(), "xe") == "is not a VFIO driver"
+    assert rules.unsuitable(function(), "xe-vfio-pci") is None
+    other = function(device=0x1234)
+    assert rules.unsuitable(other, "plainly_named") == "is not a VFIO driver"
+
+
 @pytest.mark.parametrize(
     ("cdi", "device", "mode", "reason"),
     [

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from agent.host.model import Address, Function, HoldMode, NodeRole, normalise_driver
+from agent.host.model import Address, Function, HoldMode, NodeRole, is_vfio_driver, normalise_driver
 from agent.vfio.group import companions, in_the_way, members
 from agent.vfio.model import ANY_DRIVER, RECOVERY, Inspection, Prepare
 from agent.vfio.moves import has_driver
@@ -107,6 +107,8 @@ def find_nonsense(request: Prepare) -> tuple[Problem, ...]:
         found.append(f"{request.lease} seconds are no lease")
     if request.mode is HoldMode.DRM and request.named:
         found.append("a claim in mode drm moves no other function along")
+    if request.mode is HoldMode.DRM and is_vfio_driver(request.driver):
+        found.append(f"{request.driver} is a VFIO driver, and mode drm takes a device off VFIO")
     return tuple(problem(Code.INVALID, what) for what in found)
 
 
@@ -204,6 +206,21 @@ def _not_in_group(case: Case) -> Iterator[Problem]:
         if address in inventory.functions and address not in together:
             what = f"{address} is in no IOMMU group of the claimed devices"
             yield problem(Code.NOT_IN_GROUP, what)
+
+
+def _unsuitable(case: Case) -> Iterator[Problem]:
+    """Once bound to it, the device would never be published: it is moved for nothing."""
+    if case.request.mode is not HoldMode.VFIO:
+        return
+    for each in case.moving:
+        if each.target is None:
+            continue
+        reason = case.rules.unsuitable(each.function, each.target)
+        if has_driver(each.function, each.target):  # whatever has been configured
+            reason = "has it now and is not a VFIO driver"
+        if reason is not None:
+            what = f"{each.address} cannot be moved to {each.target}, which {reason}"
+            yield problem(Code.DRIVER_UNSUITABLE, what)
 
 
 def _active_vfs(case: Case) -> Iterator[Problem]:
@@ -320,6 +337,7 @@ BY_LOOK: Final[Sequence[_Check]] = (
     _foreign_binding,
     _not_in_group,
     _not_viable,
+    _unsuitable,
     _active_vfs,
     _boot_display,
 )

@@ -20,7 +20,7 @@ from typing import Final
 import msgspec
 
 from agent.host.files import read_regular
-from agent.host.model import Function, normalise_driver
+from agent.host.model import Function, is_vfio_driver, normalise_driver
 
 GENERIC: Final = "vfio-pci"
 
@@ -69,6 +69,22 @@ class Aliases(msgspec.Struct, frozen=True):
             if fnmatch.fnmatchcase(name, pattern):
                 return normalise_driver(module)
         return GENERIC
+
+    def against(self, function: Function, driver: str) -> str | None:
+        """Why a driver cannot be the VFIO driver of a function: what it is; None if it may be.
+
+        A driver that announces nothing, as all did before Linux 5.16, is known by its name alone.
+
+        Args:
+            driver: Its name, or that of its module.
+        """
+        name = normalise_driver(driver)
+        patterns = [each for each, module in self.patterns if normalise_driver(module) == name]
+        if not patterns:
+            return None if is_vfio_driver(name) else "is not a VFIO driver"
+        if any(fnmatch.fnmatchcase(modalias(function), pattern) for pattern in patterns):
+            return None
+        return f"is a VFIO driver for other devices than {function.pci_id}"
 
 
 def modalias(function: Function) -> str:

@@ -36,6 +36,9 @@ class Code(enum.StrEnum):
     NOT_IN_GROUP = "not-in-group"
     """A function was named that is in no IOMMU group of the claim."""
     DRIVER_UNAVAILABLE = "driver-unavailable"
+    """The driver is neither there nor could it be loaded."""
+    DRIVER_UNSUITABLE = "driver-unsuitable"
+    """The driver is none of VFIO's, or is made for other devices."""
     ACTIVE_VFS = "active-vfs"
     IN_USE = "in-use"
     """A process holds a node of it open."""
@@ -99,6 +102,7 @@ HINTS: Final[Mapping[Code, str]] = {
     Code.GROUP_NOT_VIABLE: "name these functions too if they may be taken from the host",
     Code.NOT_IN_GROUP: "name only functions of the IOMMU groups of the claimed devices",
     Code.DRIVER_UNAVAILABLE: "load its module, or name another driver",
+    Code.DRIVER_UNSUITABLE: "name no driver, and the best one that there is for it is taken",
     Code.ACTIVE_VFS: "claim a VF, or write 0 to its sriov_numvfs first",
     Code.IN_USE: "stop that process",
     Code.HOLDERS_UNKNOWN: "the agent needs CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH to see it",

@@ -116,6 +116,8 @@ class Rules(msgspec.Struct, frozen=True):
     """Where the specs are written."""
     vfio_driver: Callable[[Function], str] = lambda _function: "vfio-pci"
     """The VFIO driver for a function: by setting, by profile, or the best alias there is."""
+    unsuitable: Callable[[Function, str], str | None] = lambda _function, _driver: None
+    """Why a driver cannot be the VFIO driver of a function: what it is; None if it may be."""
     unpublishable: Callable[[Function, HoldMode], str | None] = lambda _function, _mode: None
     """Why a function could not be published in a mode; None if it could."""
 

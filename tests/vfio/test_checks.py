@@ -266,6 +266,22 @@ REFUSED: tuple[tuple[str, Sequence[Chip], Change, Prepare, Code, str], ...] = (
         Code.FOREIGN_BINDING,
         "not on xe-vfio-pci",
     ),
+    (
+        "a-driver-that-is-none-of-vfio",
+        ONE,
+        rules(unsuitable=lambda _function, _driver: "is not a VFIO driver"),
+        prepare(driver="snd_hda_intel"),
+        Code.DRIVER_UNSUITABLE,
+        f"{GPU} cannot be moved to snd-hda-intel, which is not a VFIO driver",
+    ),
+    (
+        "the-driver-that-it-is-on",
+        ONE,
+        rules(vfio_driver=lambda _function: "xe"),
+        prepare(),
+        Code.DRIVER_UNSUITABLE,
+        "xe, which has it now and is not a VFIO driver",
+    ),
 )
 
 ALLOWED: tuple[tuple[str, Sequence[Chip], Change, Prepare], ...] = (

@@ -117,6 +117,10 @@ def test_an_id_means_one_thing(other: Prepare) -> None:
             Prepare("vm", HoldMode.DRM, (GPU,), named=(AUDIO,)),
             "a claim in mode drm moves no other function along",
         ),
+        (
+            Prepare("vm", HoldMode.DRM, (GPU,), driver="xe_vfio_pci"),
+            "xe_vfio_pci is a VFIO driver, and mode drm takes a device off VFIO",
+        ),
         (Release(f"recover:{GPU}"), f"recover:{GPU} is no claim"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

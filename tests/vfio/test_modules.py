@@ -58,6 +58,31 @@ def test_the_best_driver_has_the_fewest_wildcards(of: Function, driver: str) -> 
     assert Aliases.parse(ALIASES).best(of) == driver
 
 
+NOT_VFIO: Final = "is not a VFIO driver"
+FOR_OTHERS: Final = "is a VFIO driver for other devices than 8086:e212"
+
+
+@pytest.mark.parametrize(
+    ("driver", "aliases", "reason"),
+    [
+        ("xe", ALIASES, NOT_VFIO),
+        ("snd_hda_intel", ALIASES, NOT_VFIO),
+        ("vfio-pci", ALIASES, None),
+        ("xe_vfio_pci", ALIASES, None),
+        ("special-vfio", ALIASES, None),
+        ("nvgrace-gpu-vfio-pci", ALIASES, FOR_OTHERS),
+        ("npu_vfio_pci", ALIASES, FOR_OTHERS),
+        ("mlx5-vfio-pci", ALIASES, None),
+        ("vfio-pci", b"", None),
+        ("xe", b"", NOT_VFIO),
+    ],
+)
+def test_a_driver_that_cannot_be_the_vfio_driver_of_a_function_is_known_before_it_is_bound(
+    driver: str, aliases: bytes, reason: str | None
+) -> None:
+    assert Aliases.parse(aliases).against(function(), driver) == reason
+
+
 def test_lines_in_another_order_name_the_same_driver() -> None:
     backwards = b"\n".join(reversed(ALIASES.split(b"\n"))) + b"\n"
     assert Aliases.parse(backwards) == Aliases.parse(ALIASES)
