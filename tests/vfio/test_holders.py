@@ -84,8 +84,12 @@ def test_a_link_to_a_node_is_the_node(tmp_path: Path) -> None:
         assert held_by(pid) is not None
 
 
-def test_a_process_whose_first_thread_has_ended_is_seen(tmp_path: Path) -> None:
-    """Its /proc/<pid>/fd is empty, though its other threads have everything open."""
+@pytest.mark.netns
+def test_a_process_whose_first_thread_has_ended_is_seen() -> None:
+    """Its /proc/<pid>/fd is empty, though its other threads have everything open.
+
+    Of such a process the kernel shows that to nobody but root, whoever's process it is.
+    """
     script = """
 import ctypes, os, sys, threading, time
 os.open(sys.argv[1], os.O_RDWR)
