@@ -112,6 +112,13 @@ class CaptureError(AgentError):
     exit_code = ExitCode.DATA
 
 
+class OutputError(AgentError):
+    """Standard output takes no more: its disk is full, or what it is broke."""
+
+    code = "output"
+    exit_code = ExitCode.IO
+
+
 class AlreadyRunningError(AgentError):
     """Another instance holds the lock of the state directory."""
 

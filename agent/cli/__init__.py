@@ -6,16 +6,21 @@ sysexits.h. Results go to standard output, everything else to standard error.
 
 import contextlib
 import importlib
+import io
 import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import click
 
 from agent import __version__
-from agent.errors import AgentError, ConfigError, ExitCode
+from agent.errors import AgentError, ConfigError, ExitCode, OutputError
+from agent.observe.log import allows_colour
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer as Buffer
 
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "run": ("run.command", "Follow the host and keep its CDI specs true: the service."),
@@ -68,7 +73,18 @@ class _Commands(click.Group):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+EXIT_CODES: Final = (
+    "Exit codes: 0 done, and `status` is healthy; 1 refused, or `status` is not; 64 wrong use; "
+    "69 no service answers; 74 the output cannot be written; 75 refused, but the same may succeed "
+    "later; 77 this user may not ask; 78 a wrong configuration; others as in sysexits.h."
+)
+
+
+@click.group(
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=EXIT_CODES,
+)
 @click.version_option(
     __version__, "-V", "--version", prog_name="cdi-agent", message="%(prog)s %(version)s"
 )
@@ -79,7 +95,37 @@ def cli() -> None:
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run a command and end the process with its exit code."""
     _open_standard_descriptors()
+    if (found := sys.__stdout__) is not None:
+        sys.stdout = io.TextIOWrapper(
+            io.BufferedWriter(_StandardOutput(found.fileno(), "w", closefd=False)),
+            encoding=found.encoding,
+            errors=found.errors,
+            line_buffering=found.isatty(),
+        )
     sys.exit(execute(argv))
+
+
+class _StandardOutput(io.FileIO):
+    """Standard output, whose errors are told from those of every other file."""
+
+    _is_given_up = False
+
+    def write(self, data: "Buffer", /) -> int:
+        """Write some of it.
+
+        Raises:
+            BrokenPipeError: The reader has seen enough.
+            OutputError: It takes no more; the rest is dropped, at the end of the process too.
+        """
+        if self._is_given_up:
+            return memoryview(data).nbytes
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            self._is_given_up = True
+            raise OutputError(f"the output cannot be written: {error.strerror}") from error
 
 
 def _open_standard_descriptors() -> None:
@@ -102,9 +148,15 @@ def execute(argv: Sequence[str] | None = None) -> int:
     """Run a command; errors become a sentence on standard error and an exit code."""
     try:
         # It also ends quietly, with 1, once the reader (a pager, `head`) has seen enough.
-        result = cli.main(args=argv, prog_name="cdi-agent", standalone_mode=False)
+        result = cli.main(
+            args=argv,
+            prog_name="cdi-agent",
+            standalone_mode=False,
+            color=None if allows_colour(os.environ) else False,
+        )
     except click.ClickException as error:
-        error.show()
+        with contextlib.suppress(OSError):  # as `report`
+            error.show()
         return ExitCode.USAGE if isinstance(error, click.UsageError) else ExitCode.FAILURE
     except AgentError as error:
         report(error)
@@ -115,7 +167,15 @@ def execute(argv: Sequence[str] | None = None) -> int:
 
 
 def report(error: AgentError) -> None:
-    """Tell a person what went wrong and what to do about it; what is many things, one a line."""
+    """Tell a person what went wrong and what to do about it; what is many things, one a line.
+
+    Where standard error takes nothing, the exit code has to do.
+    """
+    with contextlib.suppress(OSError):
+        _report(error)
+
+
+def _report(error: AgentError) -> None:
     if isinstance(error, ConfigError) and error.faults:
         click.echo(f"cdi-agent: {error.summary}:", err=True)
         for fault in error.faults:

@@ -7,6 +7,7 @@ kernel is `agent.simulate`'s, which answers writes and sends its messages in the
 import asyncio
 import contextlib
 import logging
+import shutil
 import tempfile
 import textwrap
 import time
@@ -30,6 +31,9 @@ B50: Final = "0000:03:00.0"
 B60: Final = "0000:07:00.0"
 PATIENCE: Final = 10.0
 """Seconds after which a scene that has not come to its end is a failure."""
+
+WIDTH: Final = 80
+"""Columns of text at most; where the terminal has fewer, as many as it has."""
 
 
 class Scene(msgspec.Struct, frozen=True):
@@ -95,7 +99,8 @@ async def _play(folder: Path, pause: float) -> None:
     async with _stage(folder) as stage:
         stage.say(
             "A simulated host with one Intel Arc Pro B50, and the real agent. The files are those "
-            "that podman, docker, containerd and CRI-O read."
+            "that podman, docker, containerd and CRI-O read. In brackets: how long after the "
+            "kernel's message a file was written or deleted."
         )
         for number, scene in enumerate(SCENES, 1):
             await asyncio.sleep(pause if number > 1 else 0)
@@ -143,10 +148,12 @@ class _Stage:
         )
 
     def say(self, text: str) -> None:
-        """Tell the audience something."""
+        """Tell the audience something; what is indented is a command, and stays in one line."""
+        width = min(WIDTH, shutil.get_terminal_size().columns)
         click.echo()
         for paragraph in text.splitlines():
-            click.secho(textwrap.fill(paragraph, 96), bold=True)
+            is_command = paragraph.startswith(" ")
+            click.secho(paragraph if is_command else textwrap.fill(paragraph, width), bold=True)
 
     async def play(self, number: int, scene: Scene) -> None:
         """Let something happen, wait until the agent has dealt with it, and show what it did."""
@@ -174,7 +181,7 @@ class _Stage:
                 return
 
     def _timing(self, what: str, latency: float | None) -> None:
-        after = "" if latency is None else f", {latency * 1000:.1f} ms after the message"
+        after = "" if latency is None else f" ({latency * 1000:.1f} ms)"
         click.echo(f"   {what}{click.style(after, fg='cyan')}")
 
     def _shown(self, path: str) -> str:

@@ -19,6 +19,13 @@ class UnreachableError(AgentError):
     exit_code = ExitCode.UNAVAILABLE
 
 
+class NotAllowedError(AgentError):
+    """This user may not open the control socket."""
+
+    code = "not-allowed"
+    exit_code = ExitCode.NO_PERMISSION
+
+
 class _Connection(http.client.HTTPConnection):
     """HTTP over a Unix socket."""
 
@@ -46,6 +53,7 @@ def call(path: str, method: str, route: str, body: object = None) -> tuple[int, 
 
     Raises:
         UnreachableError: No agent answers there.
+        NotAllowedError: This user may not ask.
     """
     connection = _Connection(path)
     try:
@@ -53,7 +61,7 @@ def call(path: str, method: str, route: str, body: object = None) -> tuple[int, 
         response = connection.getresponse()
         document = json.loads(response.read())
     except PermissionError as error:
-        raise UnreachableError(
+        raise NotAllowedError(
             f"{path} may not be opened by this user",
             hint="ask as root, or as a member of control.group",
         ) from error

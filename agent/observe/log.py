@@ -132,8 +132,12 @@ def choose_sink(
         case "auto" | "text":
             if to_journal:
                 return "prefixed"
-            colour = os.isatty(fd) and environ.get("TERM") != "dumb"
-            return "colour" if colour and not environ.get("NO_COLOR") else "text"
+            return "colour" if os.isatty(fd) and allows_colour(environ) else "text"
+
+
+def allows_colour(environ: Mapping[str, str]) -> bool:
+    """Whether a terminal may be sent colours: ``NO_COLOR`` is empty, and it is no dumb one."""
+    return not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
 
 
 def configure(

@@ -1,7 +1,10 @@
 """The command line: what each command prints, and that every error is a sentence and a code."""
 
+import contextlib
 import json
 import os
+import pty
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,6 +18,7 @@ from agent.cli import COMMANDS, execute
 from agent.errors import ExitCode
 
 HOSTS = Path(__file__).parents[1] / "hosts"
+README = Path(__file__).parents[2] / "README.md"
 B50 = "intel.com/gpu=0000-03-00-0-0xe212"
 
 Run = Callable[..., tuple[int, str, str]]
@@ -51,6 +55,16 @@ def empty_host(tmp_path: Path) -> str:
 
 
 class TestWhole:
+    def test_help_and_the_guide_have_the_same_exit_codes(self, run: Run) -> None:
+        readme = " ".join(README.read_text().split())
+        _, out, _ = run("--help")
+        (of_help,) = re.findall(r"Exit codes: (.*?\.)$", " ".join(out.split()))
+        of_readme = readme[readme.index("Exit codes follow sysexits.h") :]
+        of_readme = of_readme[: of_readme.index("Names:")]
+        numbers = set(re.findall(r"\b\d+\b", of_help))
+        assert numbers - {"0"} == set(re.findall(r"\b\d+\b", of_readme))
+        assert numbers <= {str(int(code)) for code in ExitCode}
+
     def test_version(self, run: Run) -> None:
         assert run("--version") == (0, f"cdi-agent {agent.__version__}\n", "")
 
@@ -100,6 +114,35 @@ class TestWhole:
         finally:
             os.close(writer)
         assert (process.returncode, process.stderr) == (1, "")
+
+    @pytest.mark.parametrize(
+        ("argv", "code"),
+        [
+            pytest.param(["scan", "--from", f"{HOSTS}/bmc-only.yaml"], ExitCode.IO, id="a line"),
+            pytest.param(
+                ["scan", "--all", "-o", "json", "--from", f"{HOSTS}/amd-mi300x-partitioned.yaml"],
+                ExitCode.IO,
+                id="more than a buffer",
+            ),
+            *(pytest.param([name, "--help"], ExitCode.IO, id=name) for name in COMMANDS),
+            pytest.param(["demo", "--pause", "0"], ExitCode.IO, id="in the middle of work"),
+            pytest.param(["status", "-c", "/nonexistent"], ExitCode.CONFIG, id="no output"),
+        ],
+    )
+    def test_a_full_disk_is_one_sentence_and_a_code_that_means_nothing_else(
+        self, argv: list[str], code: ExitCode
+    ) -> None:
+        """That of `status` is read by scripts; and it is right where no sentence can be said."""
+        command = [sys.executable, "-m", "agent", *argv]
+        with open("/dev/full", "w") as full:
+            told = subprocess.run(
+                command, stdout=full, stderr=subprocess.PIPE, check=False, text=True
+            )
+            silent = subprocess.run(command, stdout=full, stderr=full, check=False)
+        assert (told.returncode, silent.returncode) == (code, code)
+        if code is ExitCode.IO:
+            said = "cdi-agent: the output cannot be written: No space left on device\n"
+            assert told.stderr == said
 
     def test_closed_standard_descriptors_are_no_place_for_other_files(self, tmp_path: Path) -> None:
         """Some start services so; what is opened next would be taken for standard error."""
@@ -274,7 +317,56 @@ class TestCheckConfig:
         assert out == f"{tmp_path}/none.yaml does not exist: every key has its default\n"
 
 
+def on_a_terminal(argv: list[str], **environ: str) -> str:
+    """What a command writes to a terminal."""
+    ours, theirs = pty.openpty()
+    unwanted = {"NO_COLOR", "TERM", "COLUMNS"}
+    inherited = {name: value for name, value in os.environ.items() if name not in unwanted}
+    environment = {**inherited, "TERM": "xterm", **environ}
+    command = [sys.executable, "-m", "agent", *argv]
+    with subprocess.Popen(command, stdout=theirs, env=environment) as process:
+        os.close(theirs)
+        written = b""
+        with contextlib.suppress(OSError):  # EIO: the terminal's other end is closed
+            while chunk := os.read(ours, 4096):
+                written += chunk
+    os.close(ours)
+    assert process.returncode == 0
+    return written.decode()
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [["scan", "--from", f"{HOSTS}/bmc-only.yaml"], ["demo", "--pause", "0"]],
+    ids=["scan", "demo"],
+)
+@pytest.mark.parametrize(
+    ("environ", "coloured"),
+    [
+        pytest.param({}, True, id="a terminal"),
+        pytest.param({"NO_COLOR": "1"}, False, id="NO_COLOR"),
+        pytest.param({"NO_COLOR": ""}, True, id="NO_COLOR empty"),
+        pytest.param({"TERM": "dumb"}, False, id="dumb"),
+    ],
+)
+def test_a_terminal_is_sent_colours_unless_it_or_the_user_wants_none(
+    argv: list[str], environ: dict[str, str], *, coloured: bool
+) -> None:
+    assert ("\x1b[" in on_a_terminal(argv, **environ)) is coloured
+
+
 class TestDemo:
+    @pytest.mark.parametrize(("columns", "most"), [(40, 40), (80, 80), (200, 80)])
+    def test_fits_a_terminal(self, columns: int, most: int) -> None:
+        """But for what cannot be broken: commands, names of files, and lines of them."""
+        written = on_a_terminal(["demo", "--pause", "0"], COLUMNS=str(columns), NO_COLOR="1")
+        lines = written.replace("\r\n", "\n").splitlines()
+        prose = [line for line in lines if not line.startswith(" ")]
+        assert max(map(len, prose)) <= most
+        if columns >= 80:
+            told = [line for line in lines if line.startswith(("   wrote", "   deleted", "   #"))]
+            assert max(map(len, told)) <= most
+
     def test_plays_the_story_to_its_end(self) -> None:
         """As a user runs it: a process of its own."""
         process = subprocess.run(
@@ -286,9 +378,9 @@ class TestDemo:
         )
         assert process.returncode == 0, process.stderr
         lines = [
-            line.split(",")[0].split()
+            line.split(" (")[0].split()
             for line in process.stdout.splitlines()
-            if line.strip().startswith(("wrote", "deleted"))
+            if line.startswith(("   wrote", "   deleted"))
         ]
         gpu, vfio = (
             f"/var/run/cdi/cdi-agent_intel.com-gpu{suffix}.yaml" for suffix in ("", "-vfio")
@@ -302,4 +394,4 @@ class TestDemo:
             ["wrote", gpu],
             ["wrote", gpu],
         ]
-        assert process.stdout.count(" ms after the message") == len(lines)
+        assert process.stdout.count(" ms)\n") == len(lines)

@@ -1,7 +1,10 @@
 """The commands that talk to an agent: what they ask, and how they tell what they were answered."""
 
 import asyncio
+import errno
 import logging
+import os
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -204,6 +207,24 @@ def test_json_is_what_the_socket_says(run: Run, command: str) -> None:
     code, out, _ = run(command, "-o", "json")
     assert code == 0
     assert out.startswith("{")
+
+
+def test_who_may_not_open_the_socket_is_told_so_and_not_that_there_is_no_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Root may open every socket; so the kernel's answer is made up."""
+
+    def refuse(_self: object, _path: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(socket, "socket", type("S", (socket.socket,), {"connect": refuse}))
+    config = tmp_path / "config.yaml"
+    config.write_text(f"control: {{socket: {tmp_path}/control.sock}}\n")
+    assert execute(["status", "-c", str(config)]) == ExitCode.NO_PERMISSION
+    assert capsys.readouterr().err.splitlines() == [
+        f"cdi-agent: {tmp_path}/control.sock may not be opened by this user",
+        "  hint: ask as root, or as a member of control.group",
+    ]
 
 
 def test_without_an_agent_one_sentence_and_a_hint(
