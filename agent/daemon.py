@@ -28,6 +28,7 @@ import structlog
 
 from agent import __version__, compose
 from agent.cdi.files import DeleteSpec
+from agent.cdi.profile import enabled
 from agent.cdi.watch import SpecWatch
 from agent.claiming import Claiming
 from agent.config import Config
@@ -403,7 +404,7 @@ async def _for_ever() -> NoReturn:
 
 
 def _kinds(parts: compose.Parts) -> tuple[str, ...]:
-    kinds = {kind for profile in parts.rules.profiles for kind in profile.kinds}
+    kinds = {kind for profile in enabled(parts.rules.profiles) for kind in profile.kinds}
     return tuple(sorted(kinds))
 
 

@@ -4,6 +4,7 @@ import ast
 import importlib
 import inspect
 import itertools
+import json
 import re
 import typing
 from collections.abc import Iterator
@@ -14,9 +15,11 @@ import msgspec
 import pytest
 import yaml
 
+from agent.cdi.desired import Policy, desired
 from agent.cdi.profile import Profile
 from agent.cdi.profiles import load_builtin
 from agent.config import Config, parse, profiles
+from agent.host import capture
 from agent.vfio.settings import AssignSettings
 
 EXAMPLE = Path(__file__).parents[1] / "config.example.yaml"
@@ -29,6 +32,12 @@ def structs_in(annotation: Any) -> Iterator[type[msgspec.Struct]]:  # noqa: ANN4
     if typing.get_origin(annotation) is not tuple:
         for part in typing.get_args(annotation):
             yield from structs_in(part)
+
+
+def items_in(annotation: Any) -> Iterator[type[msgspec.Struct]]:  # noqa: ANN401 - any type
+    """The Struct that a list is made of."""
+    for part in typing.get_args(annotation):
+        yield from structs_in(part)
 
 
 def keys_of(cls: type[msgspec.Struct]) -> Iterator[str]:
@@ -113,6 +122,76 @@ def test_the_profiles_that_the_example_shows_can_be_used() -> None:
     merged = {profile.name: profile for profile in profiles(shown)}
     assert merged["intel-gpu"].vfio is None
     assert merged["flex-170"].kind == "example.com/flex"
+
+
+def test_the_profiles_that_the_example_shows_do_what_they_say() -> None:
+    """On a host with what they are about: a PF, a VF for containers, and one for a machine."""
+    host = capture.load(EXAMPLE.parent / "tests/hosts/intel-flex-sriov.yaml")
+    wanted = desired(host.inventory(), profiles(parse(profile_example())), (), Policy())
+    given = {
+        f"{offer.kind}={offer.device.name}": [
+            (node.path, node.file_mode, node.gid) for node in offer.device.edits.device_nodes
+        ]
+        for offer in wanted.offers
+    }
+    assert given == {
+        "example.com/flex=0000-4d-00-0-0x56c0": [
+            ("/dev/dri/card1", 0o660, 44),
+            ("/dev/dri/renderD128", 0o666, None),
+        ],
+        "example.com/flex=0000-4d-00-1-0x56c0": [
+            ("/dev/dri/card2", 0o660, 44),
+            ("/dev/dri/renderD129", 0o666, None),
+        ],
+        "example.com/flex-vm=0000-4d-00-2-0x56c0": [
+            ("/dev/vfio/vfio", 0o666, None),
+            ("/dev/vfio/72", 0o666, None),
+        ],
+    }
+    edits = wanted.offers[0].device.edits
+    assert len(edits.mounts) == 2
+    assert edits.env == ("VENDOR_VISIBLE=1",)
+    assert [hook.path for hook in edits.hooks] == ["/usr/bin/vendor-hook"]
+
+
+def shown_defaults(
+    value: yaml.Node, cls: type[msgspec.Struct], lines: list[str]
+) -> Iterator[tuple[str, object, object]]:
+    """Each key of a Struct that is shown: its name, its default, and what is said of that.
+
+    That is what the comment beside it says, or else the value itself.
+    """
+    if isinstance(value, yaml.SequenceNode):
+        for item in value.value:
+            yield from shown_defaults(item, cls, lines)
+        return
+    fields = {field.encode_name: field for field in msgspec.structs.fields(cls)}
+    for key, inner in value.value:
+        field = fields[key.value]
+        part = next(itertools.chain(structs_in(field.type), items_in(field.type)), None)
+        if part is not None:
+            yield from shown_defaults(inner, part, lines)
+        if field.required:
+            continue
+        default = field.default
+        if field.default_factory is not msgspec.NODEFAULT:
+            default = field.default_factory()
+        said = re.search(r"default: (\S+?)(?=[;,]|\s|$)", lines[key.start_mark.line])
+        if said or part is None:
+            text = said[1] if said else yaml.serialize(inner)
+            yield key.value, json.loads(json.dumps(default)), yaml.safe_load(text)
+        else:  # of what it consists each part has said its own
+            yield key.value, type(default), part
+
+
+def test_the_profiles_that_the_example_shows_say_every_default() -> None:
+    text = profile_example()
+    root = yaml.compose(text)
+    assert root is not None
+    shown = root.value[0][1].value[0][1].value[1]
+    said = list(shown_defaults(shown, Profile, text.splitlines()))
+    assert len(said) > 30
+    assert [each for each in said if each[1] != each[2]] == []
 
 
 def test_the_profiles_that_the_example_shows_have_every_key_of_a_profile() -> None:

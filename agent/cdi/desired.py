@@ -35,7 +35,7 @@ from agent.cdi.offers import (
     Withheld,
     WithheldNode,
 )
-from agent.cdi.profile import Naming, Profile
+from agent.cdi.profile import Naming, Profile, enabled
 from agent.cdi.spec import Kind
 from agent.host.model import (
     Address,
@@ -120,7 +120,7 @@ def desired(
             ),
         ),
         nodes=tuple(
-            _orphan(orphan, terms.profiles)
+            _orphan(orphan, enabled(terms.profiles))
             for orphan in sorted(inventory.orphans, key=lambda orphan: orphan.node.path)
             if orphan.node.role in OWN_ROLES
         ),

@@ -14,7 +14,7 @@ import msgspec
 from agent.cdi import rules
 from agent.cdi.entry import Case, Refusal, case_of, offer_of
 from agent.cdi.offers import Offer, Policy, Reason, Withheld
-from agent.cdi.profile import Profile, SrIov, profiles_of
+from agent.cdi.profile import Profile, SrIov, profiles_of, why_none
 from agent.host.model import (
     Address,
     Function,
@@ -113,7 +113,7 @@ def judge(subject: Subject, circumstances: Circumstances, terms: Terms) -> Judge
             address = subject.function.address
             withheld.append(Withheld(address, case.kind, judged.reason, judged.detail))
     if not subject.cases:
-        withheld.append(_unmatched(subject.function, terms.policy))
+        withheld.append(_unmatched(subject.function, terms))
     order = address_order(subject.function.address)
     return Judgement(order, subject, circumstances, tuple(offers), tuple(withheld))
 
@@ -150,16 +150,17 @@ def _others(path: str, rivals: Iterable[Function], function: Function) -> list[s
     return sorted({str(owner(each)) for each in rivals} - {str(owner(function))})
 
 
-def _unmatched(function: Function, policy: Policy) -> Withheld:
-    """Say that no profile recognises a function."""
-    if _is_ignored(function, policy):
-        reason, detail = Reason.IGNORED, "the configuration says so"
-    else:
-        driver = f"driver {function.driver}" if function.driver else "no driver"
-        kind_of = "" if function.nodes_of(NodeRole.RENDER) else ", no render node"
-        reason = Reason.UNMATCHED
-        detail = f"no profile recognises {function.pci_id} ({driver}{kind_of})"
-    return Withheld(function.address, None, reason, detail)
+def _unmatched(function: Function, terms: Terms) -> Withheld:
+    """Say why a function has no profile."""
+    if excluded := _excluded(function, terms.policy):
+        return Withheld(function.address, None, excluded.reason, excluded.detail)
+    off, detail = why_none(function, terms.profiles)
+    if off is not None:
+        return Withheld(function.address, None, Reason.POLICY, detail)
+    driver = f"driver {function.driver}" if function.driver else "no driver"
+    kind_of = "" if function.nodes_of(NodeRole.RENDER) else ", no render node"
+    detail = f"{detail} ({driver}{kind_of})"
+    return Withheld(function.address, None, Reason.UNMATCHED, detail)
 
 
 def _too_new(offer: Offer, pin: str) -> Refusal | None:
@@ -176,8 +177,8 @@ def _too_new(offer: Offer, pin: str) -> Refusal | None:
 def _refusal(case: Case, circumstances: Circumstances, terms: Terms) -> Refusal | None:
     """Why a function is withheld whatever its nodes are."""
     function, profile = case.function, case.profile
-    if _is_ignored(function, terms.policy):
-        return Refusal(Reason.IGNORED, "the configuration says so")
+    if excluded := _excluded(function, terms.policy):
+        return excluded
     if held := _held(function, circumstances.hold):
         return held
     if not terms.devtmpfs and not terms.policy.static_dev:
@@ -204,8 +205,13 @@ def _held(function: Function, hold: Hold | None) -> Refusal | None:
     return None
 
 
-def _is_ignored(function: Function, policy: Policy) -> bool:
-    return not policy.ignore.isdisjoint((function.address, function.pci_id))
+def _excluded(function: Function, policy: Policy) -> Refusal | None:
+    """What the configuration has against a device, whatever it is."""
+    if not policy.publish:
+        return Refusal(Reason.POLICY, "all that was published is taken back")
+    if not policy.ignore.isdisjoint((function.address, function.pci_id)):
+        return Refusal(Reason.IGNORED, "the configuration says so")
+    return None
 
 
 def _unviable(group: Iterable[Function]) -> Refusal | None:

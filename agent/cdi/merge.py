@@ -16,10 +16,10 @@ import msgspec
 
 from agent.cdi import rules
 from agent.cdi.files import file_name
-from agent.cdi.profile import Backend, Naming, Profile, SrIov, ordered
+from agent.cdi.profile import Backend, Naming, Profile, SrIov, Vfio, knows, ordered
 from agent.cdi.render import natural
-from agent.cdi.spec import ContainerEdits, Device, Kind
-from agent.host.model import NodeRole
+from agent.cdi.spec import ContainerEdits, Device, DeviceNode, Kind
+from agent.host.model import NodeRole, is_vfio_driver
 
 _NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 _ROLES: Final = (NodeRole.CARD, NodeRole.RENDER, NodeRole.ACCEL, NodeRole.MEI)
@@ -144,14 +144,13 @@ def _check_one(place: str, profile: Profile) -> Iterator[Problem]:
         )
     match = profile.match
     if not (match.vendor or match.devices or match.classes or match.drivers):
-        yield Problem(f"{place}.match", "it must name a vendor, devices, classes or drivers")
+        yield Problem(f"{place}.match", "it must name a vendor, classes or drivers")
     if match.devices and match.vendor is None:
         yield Problem(f"{place}.match.devices", "ids of devices mean nothing without a vendor")
-    if not profile.nodes and profile.vfio is None:
-        yield Problem(f"{place}.nodes", "it gives no nodes, and nothing on VFIO either")
     if profile.partitions is not None and not profile.partitions.prefix:
         yield Problem(f"{place}.partitions.prefix", "it is empty")
     yield from _check_roles(place, profile)
+    yield from _check_reach(place, profile)
     yield from _check_entries(place, profile)
 
 
@@ -162,6 +161,38 @@ def _check_roles(place: str, profile: Profile) -> Iterator[Problem]:
             yield Problem(f"{place}.nodes[{number}].role", f"it must be {_ALLOWED['role']}")
         elif role in roles[:number]:
             yield Problem(f"{place}.nodes[{number}].role", f"{role} is given twice")
+    for number, role in enumerate(profile.match.roles):
+        if role not in _ROLES:
+            yield Problem(f"{place}.match.roles[{number}]", f"it must be {_ALLOWED['role']}")
+
+
+def _check_reach(place: str, profile: Profile) -> Iterator[Problem]:
+    """What a profile gives must be within reach of what it recognises."""
+    match = profile.match
+    on_vfio = [driver for driver in match.drivers if is_vfio_driver(driver)]
+    on_own = [driver for driver in match.drivers if driver not in on_vfio]
+    narrow = "roles" if match.roles else "drivers" if match.drivers and not on_vfio else None
+    if not profile.nodes and (profile.vfio is None or narrow):
+        yield Problem(f"{place}.nodes", "it gives no nodes, and nothing on VFIO either")
+    elif profile.vfio not in {None, Vfio()} and narrow:
+        yield Problem(
+            f"{place}.vfio",
+            f"match.{narrow} recognises no device that is on a VFIO driver: leave that out (whose"
+            " nodes are published is said by `drivers` and `nodes`), or set vfio to null",
+        )
+    if profile.nodes and match.drivers and not on_own:
+        yield Problem(
+            f"{place}.nodes",
+            "match.drivers recognises only devices that are on a VFIO driver, which have no such"
+            " nodes: leave that out, or set nodes to []",
+        )
+    elif profile.nodes and on_own and profile.drivers:
+        named = [driver for driver in on_own if knows(profile.drivers, driver)]
+        if not named:
+            yield Problem(
+                f"{place}.drivers",
+                "match.drivers has none of these, so the nodes would never be published",
+            )
 
 
 def _check_entries(place: str, profile: Profile) -> Iterator[Problem]:
@@ -173,7 +204,8 @@ def _check_entries(place: str, profile: Profile) -> Iterator[Problem]:
         yield from (Problem(f"{place}.vfio.kind", problem) for problem in problems)
     own = {nodes.role: nodes.to_node(f"/dev/{nodes.role}") for nodes in profile.nodes}
     nodes = [*own.values(), *(node.to_node(node.path) for node in profile.shared)]
-    entries = [profile.edits(tuple(nodes))] if nodes else []
+    # Without a node the rest is never given, and has to be right all the same.
+    entries = [profile.edits(tuple(nodes) or (DeviceNode("/dev/null", host_path="/dev/null"),))]
     if profile.vfio is not None:
         entries.append(ContainerEdits((profile.vfio.to_node("/dev/vfio/1"),)))
     found = dict.fromkeys(
@@ -213,6 +245,7 @@ def _check_claim(place: str, profile: Profile, other: Profile) -> Iterator[Probl
     """Two of one rank that are as specific as each other must not want the same nodes."""
     if (
         profile.match.rank == other.match.rank
+        and profile.fallback is other.fallback
         and profile.match.overlaps(other.match)
         and not profile.roles.isdisjoint(other.roles)
     ):

@@ -17,7 +17,8 @@ class Reason(enum.StrEnum):
     IGNORED = "ignored"
     """The configuration says so."""
     POLICY = "policy"
-    """The profile recognises it and publishes nothing for it (PF with VFs, partition, …)."""
+    """A profile recognises it and publishes nothing for it (PF with VFs, partition, switched off,
+    …), or nothing is to be published at all."""
     NO_DRIVER = "no-driver"
     FOREIGN_DRIVER = "foreign-driver"
     """Its driver belongs to another toolkit, or is none that the profile knows."""
@@ -92,7 +93,7 @@ class Withheld(msgspec.Struct, frozen=True):
 
     address: Address
     kind: Kind | None
-    """The kind in which it is missing; None if no profile recognises it."""
+    """The kind in which it is missing; None if it has no profile."""
     reason: Reason
     detail: str
     """One sentence for people."""
@@ -116,3 +117,5 @@ class Policy(msgspec.Struct, frozen=True):
     """Publish even if /dev is not the kernel's own."""
     version: str | None = None
     """The pin: no entry may need a later ``cdiVersion``."""
+    publish: bool = True
+    """Whether anything is published; without it, all that was is taken back."""

@@ -11,6 +11,9 @@ that matches it and gives none of the node roles that an earlier one already giv
 may give the GPU's DRM nodes and another its MEI nodes, and a user's profile replaces the one that
 comes with the program, for the functions that it matches. Two of the same rank that could take
 one function from each other are refused by ``merge``: nothing depends on the order of files.
+
+A *fallback* takes only what no other profile matches, be that one switched off: who switches the
+profile of a GPU off does not want the GPU under another name. Else one that is off has no say.
 """
 
 import enum
@@ -196,7 +199,11 @@ class Profile(_Part, frozen=True, kw_only=True):
     name: str
     match: Match
     kind: str
+    nodes: tuple[RoleNodes, ...]
+    """What a container gets of a device on its own driver; nothing: it is for VFIO alone."""
     enabled: bool = True
+    fallback: bool = False
+    """Only for what no other profile recognises, not even one that is switched off."""
     title: str = ""
     """What it is about, for people."""
     naming: Naming = Naming.MACHINE
@@ -204,7 +211,6 @@ class Profile(_Part, frozen=True, kw_only=True):
     """Drivers whose nodes it publishes; none named: any."""
     foreign: dict[str, str] = {}
     """Drivers that belong to another toolkit, each with the sentence that says which."""
-    nodes: tuple[RoleNodes, ...] = ()
     shared: tuple[SharedNode, ...] = ()
     links: bool = False
     """Give udev's by-path links too, as mounts."""
@@ -278,10 +284,10 @@ def _common(one: Iterable[str], two: Iterable[str]) -> bool:
 
 
 def ordered(profiles: Iterable[Profile]) -> tuple[Profile, ...]:
-    """The enabled ones of one rank, the more specific first."""
+    """Those of one rank, the more specific first."""
     return tuple(
         sorted(
-            (profile for profile in profiles if profile.enabled),
+            profiles,
             key=lambda profile: (tuple(-part for part in profile.match.rank), profile.name),
         ),
     )
@@ -291,17 +297,40 @@ def profiles_of(function: Function, profiles: Sequence[Profile]) -> tuple[Profil
     """The profiles of a function: those that match it and take nothing from an earlier one.
 
     Args:
-        profiles: In order of precedence.
+        function: What they are asked about.
+        profiles: In order of precedence; one that is switched off is none of a function's.
     """
     found: list[Profile] = []
     taken: set[NodeRole] = set()
-    for profile in profiles:
-        if profile.match(function) and taken.isdisjoint(profile.roles):
+    for profile in _recognising(function, profiles):
+        if profile.enabled and taken.isdisjoint(profile.roles):
             found.append(profile)
             taken |= profile.roles
     return tuple(found)
 
 
+def why_none(function: Function, profiles: Sequence[Profile]) -> tuple[Profile | None, str]:
+    """Why a function has no profile: the one that would be its own were it not switched off.
+
+    Returns:
+        That profile, if there is one, and a sentence for people.
+    """
+    for profile in _recognising(function, profiles):
+        return profile, f"profile {profile.name}, which recognises it, is switched off"
+    return None, f"no profile recognises {function.pci_id}"
+
+
+def _recognising(function: Function, profiles: Sequence[Profile]) -> list[Profile]:
+    """The profiles that match a function; a fallback only if no other does."""
+    matching = [profile for profile in profiles if profile.match(function)]
+    return [profile for profile in matching if not profile.fallback] or matching
+
+
+def enabled(profiles: Iterable[Profile]) -> tuple[Profile, ...]:
+    """Those that are not switched off."""
+    return tuple(profile for profile in profiles if profile.enabled)
+
+
 def shared_paths(profiles: Iterable[Profile]) -> frozenset[str]:
     """The nodes of no single function that a look has to include, beside those of VFIO."""
-    return frozenset(node.path for profile in profiles for node in profile.shared)
+    return frozenset(node.path for profile in enabled(profiles) for node in profile.shared)

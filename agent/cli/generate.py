@@ -31,8 +31,9 @@ def command(config_path: Path | None, *, dry_run: bool, diff: bool, delete: bool
     """
     settings = config.load(config_path)
     parts = compose.parts(settings)
-    if delete:  # without a profile nothing is published
-        parts = structs.replace(parts, rules=structs.replace(parts.rules, profiles=()))
+    if delete:
+        policy = structs.replace(parts.rules.policy, publish=False)
+        parts = structs.replace(parts, rules=structs.replace(parts.rules, policy=policy))
     with log_to_stderr():
         seen = preview(parts)
     before = {path: file.content for path, file in seen.disk.ours.items()}

@@ -537,6 +537,31 @@ def test_a_display_or_accelerator_without_profile_is_shown(each: Function) -> No
     assert withheld.reason is Reason.IGNORED
 
 
+def test_what_a_profile_that_is_switched_off_recognises_is_withheld_with_its_name() -> None:
+    (withheld,) = decide(function(), profiles=changed("intel-gpu", enabled=False)).withheld
+    assert (withheld.kind, withheld.reason) == (None, Reason.POLICY)
+    assert withheld.detail == "profile intel-gpu, which recognises it, is switched off"
+
+
+def test_a_partition_of_what_a_profile_that_is_switched_off_recognises_is_no_ones() -> None:
+    orphan = Orphan(
+        node(NodeRole.RENDER, 130), "/devices/platform/amdgpu_xcp_1/drm/renderD130", None
+    )
+    off = changed("amd-gpu", enabled=False)
+    (found,) = decide(inventory(orphans=(orphan,)), profiles=off).nodes
+    assert found.reason is Reason.UNMATCHED
+
+
+def test_nothing_is_published_if_nothing_is_to_be_and_that_is_the_reason_given() -> None:
+    unknown = function("0000:05:00.0", 1, vendor=0x1A03, nodes=drm(1)[:1])
+    result = decide(inventory(function(), unknown), policy=Policy(publish=False))
+    assert result.offers == ()
+    assert [(each.kind, each.reason, each.detail) for each in result.withheld] == [
+        ("intel.com/gpu", Reason.POLICY, "all that was published is taken back"),
+        (None, Reason.POLICY, "all that was published is taken back"),
+    ]
+
+
 def test_other_functions_are_not_mentioned() -> None:
     network = function("0000:09:00.0", class_code=0x020000, driver="igc", nodes=())
     engine = function("0000:00:16.0", class_code=0x078000, nodes=(node(NodeRole.MEI, 0),))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from agent.cdi.merge import Problem, merge
-from agent.cdi.profile import Match, Naming, Profile, profiles_of
+from agent.cdi.profile import Match, Naming, Profile, enabled, profiles_of
 from agent.host.model import NodeRole
 from tests.cdi.worlds import BUILTIN, drm, function, node
 
@@ -50,7 +50,7 @@ def test_the_name_of_a_profile_of_the_program_changes_that_one_and_keeps_the_res
 
 def test_a_profile_of_the_program_can_be_switched_off() -> None:
     profiles = merged({"name": "intel-gpu", "enabled": False})
-    assert "intel-gpu" not in {each.name for each in profiles}
+    assert "intel-gpu" not in {each.name for each in enabled(profiles)}
 
 
 def test_every_key_of_the_schema_is_taken() -> None:
@@ -59,12 +59,13 @@ def test_every_key_of_the_schema_is_taken() -> None:
             "name": "mine",
             "title": "Mine",
             "enabled": True,
+            "fallback": True,
             "match": {
                 "vendor": "8086",
                 "devices": ["e212"],
                 "classes": ["0300"],
-                "drivers": ["xe"],
-                "roles": ["card"],
+                "drivers": ["xe", "xe-vfio-pci"],
+                "roles": [],
             },
             "kind": "mine.test/gpu",
             "naming": "index",
@@ -105,6 +106,11 @@ def test_every_key_of_the_schema_is_taken() -> None:
         ({"match": {"classes": [192]}}, "[0].match.classes[0]", '"0300"'),
         ({"match": {"classes": ["030"]}}, "[0].match.classes[0]", "2, 4 or 6"),
         ({"match": {"roles": ["gpu"]}}, "[0].match.roles[0]", "card, render, accel, mei"),
+        (
+            {"match": {"vendor": "8086", "roles": ["vfio-group"]}},
+            "[0].match.roles[0]",
+            "card, render, accel, mei",
+        ),
         ({"match": {}}, "[0].match", "vendor"),
         ({"match": {"devices": ["e212"]}}, "[0].match.devices", "without a vendor"),
         ({"nodes": [{"role": "rendr"}]}, "[0].nodes[0].role", "card, render, accel, mei"),
@@ -115,6 +121,19 @@ def test_every_key_of_the_schema_is_taken() -> None:
         ({"nodes": [{"role": "card", "uid": -1}]}, "[0].nodes[0].uid", ">= 0"),
         ({"nodes": [{"role": "card", "permissions": "rx"}]}, "[0]", "permissions 'rx'"),
         ({"nodes": [], "vfio": None}, "[0].nodes", "no nodes"),
+        ({"nodes": [], "match": {"drivers": ["xe"]}}, "[0].nodes", "nothing on VFIO either"),
+        ({"match": {"drivers": ["vfio-pci"]}}, "[0].nodes", "match.drivers"),
+        ({"match": {"drivers": ["xe"]}, "drivers": ["i915"]}, "[0].drivers", "match.drivers"),
+        (
+            {"match": {"drivers": ["xe"]}, "vfio": {"kind": "mine.test/vm"}},
+            "[0].vfio",
+            "match.drivers recognises no device that is on a VFIO driver",
+        ),
+        (
+            {"match": {"vendor": "8086", "roles": ["card"]}, "vfio": {"kind": "mine.test/vm"}},
+            "[0].vfio",
+            "match.roles recognises no device that is on a VFIO driver",
+        ),
         ({"shared": [{"path": "kfd"}]}, "[0]", "absolute path"),
         ({"shared": [{"path": "/dev/kfd"}, {"path": "/dev/kfd"}]}, "[0]", "2 times"),
         ({"naming": "serial"}, "[0].naming", "machine, address, index, card"),
@@ -126,6 +145,12 @@ def test_every_key_of_the_schema_is_taken() -> None:
         ({"name": "Mine!"}, "[0].name", "lower-case"),
         ({"name": None}, "[0].name", "str"),
         ({"env": ["A"]}, "[0]", "NAME=VALUE"),
+        ({"env": ["A"], "nodes": []}, "[0]", "NAME=VALUE"),
+        (
+            {"hooks": [{"hookName": "prestart", "path": "rel"}], "nodes": []},
+            "[0]",
+            "absolute path",
+        ),
         ({"hooks": [{"hookName": "prestop", "path": "/x"}]}, "[0]", "prestop"),
         ({"additionalGids": [0]}, "[0]", "group 0"),
         ({"annotations": {"a b": "c"}}, "[0]", "annotation"),

@@ -1,11 +1,12 @@
 """Which profiles a function has, and that those of the program keep to their own schema."""
 
 from importlib import resources
+from typing import Any
 
 import pytest
 
 from agent.cdi import profiles
-from agent.cdi.merge import check_profiles
+from agent.cdi.merge import check_profiles, merge
 from agent.cdi.profile import Match, Profile, RoleNodes, ordered, profiles_of, shared_paths
 from agent.cdi.profiles import load_builtin
 from agent.host.model import Function, NodeRole
@@ -136,9 +137,83 @@ def test_a_function_takes_one_profile_for_a_role_and_another_for_another() -> No
     assert names(function(device=0x56A0), profiles) == ["engine", "general"]
 
 
-def test_a_profile_that_is_switched_off_has_no_say() -> None:
-    off = Profile(name="off", enabled=False, match=Match(vendor="8086"), kind="a.test/gpu")
-    assert ordered([off]) == ()
+OFF = {"name": "intel-gpu", "enabled": False}
+
+
+@pytest.mark.parametrize(
+    ("given", "each", "expected"),
+    [
+        pytest.param(OFF, function(), [], id="one of the program's that is off"),
+        pytest.param(OFF, vfio(), [], id="the same on VFIO"),
+        pytest.param(
+            OFF,
+            function(nodes=(*drm(0), node(NodeRole.MEI, 1))),
+            ["intel-gpu-mei"],
+            id="one that is off, beside another",
+        ),
+        pytest.param(
+            {"name": "intel-gpu", "nodes": []}, function(), ["intel-gpu"], id="one for VFIO alone"
+        ),
+        pytest.param(
+            {
+                "name": "mine",
+                "enabled": False,
+                "match": {"vendor": "8086", "devices": ["e212"]},
+                "kind": "a.test/gpu",
+                "nodes": [{"role": "card"}],
+            },
+            function(),
+            ["intel-gpu"],
+            id="one of the user's that is off",
+        ),
+        pytest.param(
+            {
+                "name": "mine",
+                "match": {"vendor": "8086", "devices": ["e212"]},
+                "kind": "a.test/gpu",
+                "nodes": [],
+            },
+            function(),
+            ["mine"],
+            id="one of the user's for VFIO alone",
+        ),
+        pytest.param(
+            {
+                "name": "mine",
+                "match": {"classes": ["03"]},
+                "kind": "a.test/gpu",
+                "nodes": [{"role": "card"}],
+            },
+            function(),
+            ["mine"],
+            id="a user's for every display goes first all the same",
+        ),
+        pytest.param(
+            {
+                "name": "mine",
+                "fallback": True,
+                "match": {"classes": ["03"]},
+                "kind": "a.test/gpu",
+                "nodes": [{"role": "card"}],
+            },
+            function(),
+            ["intel-gpu"],
+            id="a user's fallback",
+        ),
+    ],
+)
+def test_what_a_profile_recognises_falls_to_no_profile_for_the_rest(
+    given: dict[str, Any], each: Function, expected: list[str]
+) -> None:
+    """Else who switches a GPU off, or keeps it for VFIO, gets it under another name."""
+    profiles, problems = merge([given], BUILTIN)
+    assert problems == ()
+    assert names(each, profiles) == expected
+
+
+def test_a_profile_that_is_switched_off_asks_for_no_shared_node() -> None:
+    profiles, _ = merge([{"name": "amd-gpu", "enabled": False}], BUILTIN)
+    assert shared_paths(profiles) == frozenset()
 
 
 def test_a_driver_is_known_under_the_name_of_its_module_too() -> None:
