@@ -5,7 +5,8 @@
 ``GET``      ``/v1/devices``                every device, published or not, and why not
 ``GET``      ``/v1/explain/ADDRESS``        all that is known of a function
 ``GET``      ``/v1/claims``                 who holds what; what is stranded or hung
-``PUT``      ``/v1/claims/ID``              prepare: the body is a `PrepareBody`
+``GET``      ``/v1/claims/ID``              one claim
+``PUT``      ``/v1/claims/ID``              prepare: the body is a `body.PrepareBody`
 ``DELETE``   ``/v1/claims/ID``              release; ``?force=true`` even while it is in use
 ``POST``     ``/v1/recover/ADDRESS``        bring a stranded device back; ``?force=``, ``?dry_run=``
 ``POST``     ``/v1/pause``, ``/v1/resume``  let no claim begin to move a device, or let them again
@@ -25,11 +26,12 @@ import re
 import time
 import urllib.parse
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Annotated, Final, Literal, Protocol
+from typing import Final, Protocol
 
 import msgspec
 import structlog
 
+from agent.control import body as bodies
 from agent.control import views
 from agent.control.http import Application, Receive, Scope, Send
 from agent.host.model import Address, HoldMode, parse_address
@@ -42,6 +44,10 @@ _log = structlog.get_logger()
 
 MAX_BODY: Final = 65_536
 _UNAVAILABLE: Final = 503
+UNAVAILABLE: Final = "unavailable"
+"""The code of what cannot be answered now, for the lack of something of this host."""
+UNKNOWN_CLAIM: Final = "unknown-claim"
+"""The code of a question about a claim that there is not."""
 _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,126}")
 
 STATUS: Final = {Code.INVALID: 400, Code.UNKNOWN_DEVICE: 404, Code.NOT_STRANDED: 404}
@@ -68,30 +74,20 @@ class Agent(Protocol):
         """Version, health and sources."""
 
 
-class PrepareBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a claim is asked for with."""
-
-    devices: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=512)]
-    """PCI addresses, or qualified CDI names of devices that are published."""
-    mode: Literal["vfio", "drm"] = "vfio"
-    named: Annotated[tuple[str, ...], msgspec.Meta(max_length=512)] = ()
-    """Addresses of other endpoints of the IOMMU group that may be moved too."""
-    driver: Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9_-]{1,64}\Z")] | None = None
-    force: bool = False
-    from_vfio: bool = False
-    dry_run: bool = False
-    lease: Annotated[float, msgspec.Meta(gt=0, le=31_536_000)] | None = None
-    """Seconds."""
-    owner_pid: Annotated[int, msgspec.Meta(gt=0, lt=2**31)] | None = None
-
-
 class _RefusedError(Exception):
-    """A request that is not understood, or cannot be at the moment: a status and a sentence."""
+    """A request that is not understood, or cannot be at the moment.
 
-    def __init__(self, status: int, sentence: str) -> None:
+    Args:
+        status: Of HTTP.
+        sentence: What is wrong with it.
+        hint: What to do about it.
+    """
+
+    def __init__(self, status: int, sentence: str, hint: str | None = None) -> None:
         super().__init__(sentence)
         self.status = status
         self.sentence = sentence
+        self.hint = hint
 
 
 class _Request(msgspec.Struct, frozen=True):
@@ -169,6 +165,12 @@ class _Api:
     async def claims(self, _request: _Request) -> _Reply:
         return 200, views.claims(self._agent.snapshot(), self._clock())
 
+    async def claim(self, _request: _Request, text: str) -> _Reply:
+        found = views.claim(self._agent.snapshot(), _claim_id(text), self._clock())
+        if found is None:
+            return 404, _error(UNKNOWN_CLAIM, f"there is no claim {text}")
+        return 200, found
+
     async def explain(self, _request: _Request, text: str) -> _Reply:
         found = views.explanation(self._agent.snapshot(), _address(text), self._clock())
         if found is None:
@@ -214,10 +216,14 @@ class _Api:
         return STATUS.get(code, 409), views.answer(answered)
 
     async def _prepare(self, state: State, claim: str, request: _Request) -> Prepare:
+        id_ = _claim_id(claim)
+        names = _names(state, id_)
         try:
-            body = msgspec.json.decode(request.body, type=PrepareBody)
-        except (msgspec.ValidationError, msgspec.DecodeError) as error:
-            raise _RefusedError(400, f"the body is not understood: {error}") from error
+            body = bodies.read(request.body)
+            devices = bodies.addresses(names, body.devices, "devices")
+            named = bodies.addresses(names, body.named, "named")
+        except bodies.BodyError as error:
+            raise _RefusedError(400, error.sentence, error.hint) from error
         started = None
         if body.owner_pid is not None:
             try:
@@ -226,16 +232,14 @@ class _Api:
                 what = f"process {body.owner_pid} cannot be looked for: {error.strerror}"
                 raise _RefusedError(_UNAVAILABLE, what) from error
             if started is None:
-                raise _RefusedError(400, f"there is no process {body.owner_pid} - at `$.owner_pid`")
-        id_ = _claim_id(claim)
-        names = _names(state, id_)
+                raise _RefusedError(400, f"owner_pid: there is no process {body.owner_pid}")
         return Prepare(
             id=id_,
             mode=HoldMode(body.mode),
-            devices=_addresses(names, body.devices, "devices"),
+            devices=devices,
             client=request.client,
             force=body.force,
-            named=_addresses(names, body.named, "named"),
+            named=named,
             driver=body.driver,
             from_vfio=body.from_vfio,
             lease=body.lease,
@@ -264,6 +268,7 @@ ROUTES: Final[Mapping[tuple[str, str, int], _Route]] = {
     ("GET", "devices", 1): _Route(_Api.devices),
     ("GET", "explain", 2): _Route(_Api.explain),
     ("GET", "claims", 1): _Route(_Api.claims),
+    ("GET", "claims", 2): _Route(_Api.claim),
     ("PUT", "claims", 2): _Route(_Api.prepare, has_body=True),
     ("DELETE", "claims", 2): _Route(_Api.release, frozenset({"force"})),
     ("POST", "recover", 2): _Route(_Api.recover, frozenset({"force", "dry_run"})),
@@ -299,15 +304,17 @@ async def _read(scope: Scope, receive: Receive) -> _Request:
     return _Request(scope["method"], tuple(path), query, body, client)
 
 
-def _error(code: str, sentence: str, *, retryable: bool = False) -> views.Document:
-    problem = {"code": code, "sentence": sentence, "hint": None, "retryable": retryable}
+def _error(
+    code: str, sentence: str, *, hint: str | None = None, retryable: bool = False
+) -> views.Document:
+    problem = {"code": code, "sentence": sentence, "hint": hint, "retryable": retryable}
     return {"ok": False, "problems": [problem]}
 
 
 def _refusal(refused: _RefusedError) -> views.Document:
     if refused.status == _UNAVAILABLE:
-        return _error("unavailable", refused.sentence, retryable=True)
-    return _error(Code.INVALID.value, refused.sentence)
+        return _error(UNAVAILABLE, refused.sentence, retryable=True)
+    return _error(Code.INVALID.value, refused.sentence, hint=refused.hint)
 
 
 def _claim_id(text: str) -> str:
@@ -331,21 +338,6 @@ def _names(state: State, id_: str) -> Mapping[str, Address]:
     names = {f"{kind}={name}": address for (kind, address), name in state.published.items()}
     claim = state.claims.live.get(id_)
     return names if claim is None else names | dict(claim.record.request.called)
-
-
-def _addresses(
-    names: Mapping[str, Address], texts: tuple[str, ...], field: str
-) -> tuple[Address, ...]:
-    """The functions that a client means, by address or by name."""
-    found = []
-    for number, text in enumerate(texts):
-        try:
-            found.append(names.get(text) or parse_address(text))
-        except ValueError as error:
-            raise _RefusedError(
-                400, f"{error}, nor the name of a published device - at `$.{field}[{number}]`"
-            ) from error
-    return tuple(found)
 
 
 def _flag(request: _Request, name: str) -> bool:

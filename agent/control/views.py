@@ -76,6 +76,15 @@ def claims(state: State, now: float) -> Document:
     }
 
 
+def claim(state: State, id_: str, now: float) -> Document | None:
+    """One claim, as `claims` tells of it; None if there is none of this id.
+
+    Args:
+        now: Monotonic seconds.
+    """
+    return next((_claim(state, each, now) for each in _claims(state) if each.id == id_), None)
+
+
 def explanation(state: State, address: Address, now: float) -> Document | None:
     """All that is known of a function; None if the host has none there.
 
@@ -85,7 +94,7 @@ def explanation(state: State, address: Address, now: float) -> Document | None:
     function = state.inventory.functions.get(address)
     if function is None and address not in state.inventory.dropped:
         return None
-    claim = state.claims.claim_of(address)
+    holder = state.claims.claim_of(address)
     stray = state.claims.strays.get(address)
     cooling = state.claims.cooling.get(address)
     return {
@@ -100,7 +109,7 @@ def explanation(state: State, address: Address, now: float) -> Document | None:
             for node in function.nodes
         ],
         "devices": [row for row in devices(state) if row["address"] == address],
-        "claim": None if claim is None else {"id": claim.id, "explanation": explain(claim)},
+        "claim": None if holder is None else _claim(state, holder, now),
         "stranded": None if stray is None else problem(stray.problem),
         "hung": address in state.claims.children,
         "cooling_down": cooling is not None and cooling.until > now,
