@@ -6,6 +6,7 @@ What could only be found wrong when a device is published is found here, before 
 profile makes the entries that it would make, and CDI's rules are held against them.
 """
 
+import difflib
 import itertools
 import re
 from collections import Counter
@@ -30,7 +31,8 @@ _ALLOWED: Final = {
     "vendor": _ID,
     "devices": _ID,
     "classes": '2, 4 or 6 hex digits in lower case and in quotes, such as "0300"',
-    "fileMode": 'three octal digits in quotes, such as "0660"',
+    "fileMode": 'a mode in octal and in quotes, such as "0660"',
+    "path": "the path of a node below /dev, without '.' and '..'",
     "role": f"one of {', '.join(_ROLES)}",
     "roles": f"one of {', '.join(_ROLES)}",
     "naming": f"one of {', '.join(Naming)}",
@@ -38,6 +40,9 @@ _ALLOWED: Final = {
     "backend": f"one of {', '.join(Backend)}",
     "driver": "the name of a driver",
 }
+_REQUIRED: Final = tuple(
+    field.encode_name for field in msgspec.structs.fields(Profile) if field.required
+)
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -115,11 +120,24 @@ def _read(place: str, raw: object, by_name: Mapping[str, Profile]) -> Profile | 
         return Problem(place, "a profile is a mapping of keys to values")
     name = raw.get("name")
     base = by_name.get(name) if isinstance(name, str) else None
+    if base is None and (missing := [key for key in _REQUIRED if key not in raw]):
+        return Problem(place, _lacking(missing, str(name), by_name))
     try:
         values = raw if base is None else {**msgspec.to_builtins(base), **raw}
         return msgspec.convert(values, Profile)
     except msgspec.ValidationError as error:
         return _explain(place, str(error))
+
+
+def _lacking(missing: Sequence[str], name: str, known: Iterable[str]) -> str:
+    *others, last = missing
+    keys = f"the keys {', '.join(others)} and {last} are" if others else f"the key {last} is"
+    close = difflib.get_close_matches(name, known, n=1)
+    question = f"; did you mean {close[0]}?" if close else ""
+    return (
+        f"{keys} missing, which only a profile with the name of one that comes with the program may"
+        f" leave out{question}"
+    )
 
 
 def _explain(place: str, text: str) -> Problem:

@@ -24,15 +24,22 @@ from msgspec import Meta, Struct
 
 from agent.cdi.spec import ContainerEdits, DeviceNode, Hook, Kind, Mount
 from agent.host.model import Function, NodeRole, normalise_driver
+from agent.host.settings import DevicePath
 
-HexId = Annotated[str, Meta(pattern=r"\A[0-9a-f]{4}\Z", description="four hex digits, quoted")]
+HexId = Annotated[
+    str,
+    Meta(pattern=r"\A[0-9a-f]{4}\Z", description='four hex digits in lower case, such as "8086"'),
+]
 ClassPrefix = Annotated[
     str,
-    Meta(pattern=r"\A(?:[0-9a-f]{2}){1,3}\Z", description="2, 4 or 6 hex digits, quoted"),
+    Meta(
+        pattern=r"\A(?:[0-9a-f]{2}){1,3}\Z",
+        description='2, 4 or 6 hex digits in lower case, such as "0300"',
+    ),
 ]
 FileMode = Annotated[
     str,
-    Meta(pattern=r"\A0?[0-7]{3}\Z", description="three octal digits, quoted"),
+    Meta(pattern=r"\A0?[0-7]{3}\Z", description='a mode in octal, such as "0660"'),
 ]
 DriverName = Annotated[
     str,
@@ -162,7 +169,7 @@ class RoleNodes(Access, frozen=True, kw_only=True):
 class SharedNode(Access, frozen=True, kw_only=True):
     """A node that belongs to no single function: ``/dev/kfd``."""
 
-    path: str
+    path: DevicePath
     required: bool = False
 
 

@@ -6,7 +6,8 @@ it: ``ConfigError`` names every fault with its key, its line and what is allowed
 """
 
 import functools
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -19,11 +20,12 @@ from agent.cdi.profile import Profile
 from agent.cdi.profiles import load_builtin
 from agent.cdi.settings import CdiSettings
 from agent.cdi.spec import Device, DeviceNode
-from agent.config.build import Builder, Fault
+from agent.config.build import Builder, Fault, duration
 from agent.control.settings import ControlSettings, MetricsSettings
 from agent.errors import ConfigError
 from agent.host import document
 from agent.host.files import read_regular
+from agent.host.model import Address, parse_address
 from agent.host.settings import AbsolutePath, HostSettings, normalise
 from agent.observe.settings import LogSettings
 from agent.reconcile.settings import ReconcileSettings
@@ -100,10 +102,11 @@ def parse(content: str | bytes, source: str = "the configuration") -> Config:
     except document.DocumentError as error:
         raise _refusal(source, [Fault("", error.line, str(error))]) from error
     if config is not None:
-        for keys, text in _contradictions(config):
-            if all(map(builder.is_sound, keys)):
-                given = (key for key in keys if key in builder.lines)
-                builder.fault(next(given, keys[0]), text)
+        for sentences in _contradictions(config):
+            if all(map(builder.is_sound, sentences)):
+                given = (key for key in sentences if key in builder.lines)
+                key = next(given, next(iter(sentences)))
+                builder.fault(key, sentences[key])
         if builder.is_sound("cdi.profiles"):
             for path, text in _profile_faults(config, with_pin=builder.is_sound("cdi.version")):
                 builder.fault(path, text)
@@ -131,22 +134,68 @@ def _refusal(source: str, faults: list[Fault]) -> ConfigError:
     )
 
 
-def _contradictions(config: Config) -> Iterator[tuple[tuple[str, str], str]]:
-    """Settings that are right one by one and cannot hold together: their keys, and why."""
-    times = config.reconcile
-    for low, high in (("settle", "settle_max"), ("retry_first", "retry_max")):
-        if getattr(times, low) > getattr(times, high):
-            keys = (f"reconcile.{low}", f"reconcile.{high}")
-            yield keys, f"{keys[0]} must not be longer than {keys[1]}"
-    for key, directories in (
-        ("cdi.directory", (config.cdi.directory,)),
-        ("cdi.other_directories", config.cdi.other_directories),
+# --- settings that are right one by one and cannot hold together ----------------------------------
+
+_Sentences = Mapping[str, str]
+"""What is wrong, said of each key that is involved: whichever was given is to blame."""
+
+
+def _contradictions(config: Config) -> Iterator[_Sentences]:
+    yield from _times(config.reconcile)
+    yield from _same_paths(config)
+    yield from _assignments(config.vfio, config.cdi.ignored)
+
+
+def _times(times: ReconcileSettings) -> Iterator[_Sentences]:
+    for short, least, long, most in (
+        ("reconcile.settle", times.settle, "reconcile.settle_max", times.settle_max),
+        ("reconcile.retry_first", times.retry_first, "reconcile.retry_max", times.retry_max),
     ):
-        if config.state_directory in directories:
-            yield (
-                (key, "state_directory"),
-                f"{config.state_directory} cannot be both {key} and state_directory",
-            )
+        if least > most:
+            yield {
+                short: f"it must not be longer than {long}, which is {duration(most)}",
+                long: f"it must not be shorter than {short}, which is {duration(least)}",
+            }
+
+
+def _same_paths(config: Config) -> Iterator[_Sentences]:
+    apart = [
+        ("state_directory", config.state_directory, "cdi.directory", config.cdi.directory),
+        ("metrics.listen", config.metrics.listen, "control.socket", config.control.socket),
+        *(
+            ("state_directory", config.state_directory, "cdi.other_directories", directory)
+            for directory in config.cdi.other_directories
+            if _place(directory) != _place(config.cdi.directory)
+        ),
+    ]
+    for one, path, other, other_path in apart:
+        if path and other_path and _place(path) == _place(other_path):
+            yield {
+                one: f"it must be another path than {other}, which has {other_path}",
+                other: f"it must be another path than {one}, which has {path}",
+            }
+
+
+def _place(path: str) -> str:
+    """What a path is compared by: /var/run leads to /run on every host of today."""
+    return re.sub(r"\A/var/run(?=/)", "/run", normalise(path)) if path.startswith("/") else path
+
+
+def _assignments(vfio: VfioSettings, ignored: frozenset[str]) -> Iterator[_Sentences]:
+    ids: dict[str, str] = {}
+    devices: dict[Address, str] = {}
+    for number, claim in enumerate(vfio.assign):
+        place = f"vfio.assign[{number}]"
+        if (first := ids.setdefault(claim.id, place)) != place:
+            yield {f"{place}.id": f"{first} has the id {claim.id!r} too"}
+        for key in ("devices", "named"):
+            for index, text in enumerate(getattr(claim, key)):
+                inner, address = f"{place}.{key}[{index}]", parse_address(text)
+                if address in ignored:
+                    yield {inner: f"{address} is in cdi.ignore too, and so is never moved"}
+                first = devices.setdefault(address, inner) if key == "devices" else inner
+                if first != inner:
+                    yield {inner: f"{address} is given twice, first as {first}"}
 
 
 def _profile_faults(config: Config, *, with_pin: bool) -> Iterator[tuple[str, str]]:

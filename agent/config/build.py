@@ -198,7 +198,7 @@ class Builder:
             bare, metas = _bare(wanted)
             value: object = _meaning(node)
             if _is_duration(metas):
-                value = _seconds(value)
+                value = seconds(value)
             elif isinstance(value, int | float) and not isinstance(value, bool) and _is_text(bare):
                 value = node.text
             with contextlib.suppress(msgspec.ValidationError):
@@ -271,8 +271,8 @@ def _is_duration(metas: tuple[Meta, ...]) -> bool:
     return any((meta.extra or {}).get("unit") == "seconds" for meta in metas)
 
 
-def _seconds(value: object) -> object:
-    """The seconds of ``50ms``; what is no duration as it is."""
+def seconds(value: object) -> object:
+    """The seconds of ``50ms``; what has no unit as it is."""
     match = _DURATION.fullmatch(value) if isinstance(value, str) else None
     return value if match is None else float(match[1]) * _UNITS[match[2]]
 
@@ -293,7 +293,7 @@ def _describe(info: inspect.Type) -> str:  # noqa: PLR0911 - one for each form o
     match info:
         case inspect.Metadata():
             if (info.extra or {}).get("unit") == "seconds":
-                return f"a duration such as 50ms, 5s or 5m{_bounds(info.type, _duration)}"
+                return f"a duration such as 50ms, 5s or 5m{_bounds(info.type, duration)}"
             told = (info.extra_json_schema or {}).get("description")
             return str(told) if told else _describe(info.type)
         case inspect.UnionType():
@@ -303,7 +303,7 @@ def _describe(info: inspect.Type) -> str:  # noqa: PLR0911 - one for each form o
         case inspect.EnumType():
             return _one_of(member.value for member in info.cls)
         case inspect.VarTupleType() | inspect.ListType():
-            return f"a list, each item of it {_describe(info.item_type)}"
+            return f"a list (each item: {_describe(info.item_type)})"
         case _:
             return _WORDS.get(type(info), "a mapping") + _bounds(info, str)
 
@@ -331,7 +331,8 @@ def _bounds(info: inspect.Type, show: Callable[[float], str]) -> str:
     return "" if low is None else f", at least {show(low)}"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Seconds as one writes them: ``50ms``, ``5m``."""
     for unit in ("h", "m", "s"):
         if seconds >= _UNITS[unit] and seconds % _UNITS[unit] == 0:
             return f"{seconds / _UNITS[unit]:g}{unit}"

@@ -11,6 +11,7 @@ CDI, and an alias is a second reference to one value, never a copy of it.
 """
 
 import dataclasses
+import re
 from typing import Final, NamedTuple
 
 import msgspec
@@ -18,6 +19,10 @@ import yaml
 
 _LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _MAX_SENTENCE: Final = 200
+# What the parser's reader refuses (YAML 1.1, "printable characters").
+_NOT_YAML: Final = re.compile(
+    "[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
+)
 
 
 class DocumentError(ValueError):
@@ -99,8 +104,11 @@ def read(content: bytes, bounds: Bounds, *, strict: bool = True) -> Node | None:
         problem = " ".join(part for part in (error.context, error.problem) if part)
         line = None if mark is None else mark.line + 1
         raise DocumentError(f"it is not YAML: {problem}", line) from error
-    except yaml.YAMLError as error:
-        raise DocumentError(f"it is not YAML: {error}") from error
+    except yaml.YAMLError as error:  # the reader's: of a character, by its number
+        if (found := _NOT_YAML.search(text)) is None:
+            raise DocumentError(f"it is not YAML: {error}") from error
+        problem = f"it is not YAML: the character U+{ord(found[0]):04X} is not allowed"
+        raise DocumentError(problem, text.count("\n", 0, found.start()) + 1) from error
     return builder.root
 
 

@@ -1,6 +1,5 @@
 """What the configuration says about looking at the host, and the types that all settings share."""
 
-import os
 from typing import Annotated, Final
 
 import msgspec
@@ -20,22 +19,27 @@ Period = Annotated[float, Meta(ge=1, le=_YEAR, extra=_SECONDS)]
 
 AbsolutePath = Annotated[
     str,
-    Meta(pattern=r"\A(?:/[^/\x00-\x1f]+)+/?\Z", max_length=4096, description="an absolute path"),
+    Meta(
+        pattern=r"\A(?:/(?!\.\.(?:/|\Z))[^/\x00-\x1f]+)+/?\Z",
+        max_length=4096,
+        description="an absolute path below / that has no '..' in it",
+    ),
 ]
-"""A path that means the same wherever the process stands; never the root itself."""
+"""A path that means the same wherever the process stands; never the root itself. What ``..`` means
+depends on links, and two such paths cannot be compared."""
 
 
 def normalise(path: str) -> str:
-    """The one form of a path: no slash at its end, no dots in between."""
-    return os.path.normpath(path)
+    """The one form of an absolute path: no slash at its end, no single dots in between."""
+    return "/" + "/".join(name for name in path.split("/") if name not in {"", "."})
 
 
 DevicePath = Annotated[
     str,
     Meta(
-        pattern=r"\A/dev(?:/[^/\x00-\x1f]+)+\Z",
+        pattern=r"\A/dev(?:/(?!\.{1,2}(?:/|\Z))[^/\x00-\x1f]+)+\Z",
         max_length=4096,
-        description="the path of a node below /dev",
+        description="the path of a node below /dev, without '.' and '..'",
     ),
 ]
 

@@ -134,7 +134,7 @@ def test_every_key_of_the_schema_is_taken() -> None:
             "[0].vfio",
             "match.roles recognises no device that is on a VFIO driver",
         ),
-        ({"shared": [{"path": "kfd"}]}, "[0]", "absolute path"),
+        ({"shared": [{"path": "kfd"}]}, "[0].shared[0].path", "below /dev"),
         ({"shared": [{"path": "/dev/kfd"}, {"path": "/dev/kfd"}]}, "[0]", "2 times"),
         ({"naming": "serial"}, "[0].naming", "machine, address, index, card"),
         ({"sriov": True}, "[0].sriov", "pf, vf, both"),
