@@ -7,19 +7,24 @@ is printed as the agent's sentence and hint, and ends with a code of its own.
 import urllib.parse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
 from agent import config
 from agent.cdi.entry import address_in_name
 from agent.cdi.rules import ALL
-from agent.cli.options import config_option, output_option
+from agent.cli.options import Duration, config_option, output_option
 from agent.cli.output import columns, echo_json, good, heading, notable
 from agent.control.client import call
 from agent.errors import AgentError, ExitCode
 
 Document = dict[str, Any]
+
+DONE: Final = "done"
+"""The phase of a claim that is in force."""
+IN_FORCE: Final = "in force"
+"""What people are told of it: `done` would read as though it were over."""
 
 
 class RefusedError(AgentError):
@@ -72,14 +77,21 @@ def _quoted(text: str) -> str:
 @output_option
 @click.option("--mode", type=click.Choice(["vfio", "drm"]), default="vfio", show_default=True)
 @click.option("--dry-run", is_flag=True, help="Run every check and say what would be moved.")
-@click.option("--with", "named", multiple=True, help="Another function of the IOMMU group to move.")
+@click.option(
+    "--with",
+    "named",
+    multiple=True,
+    metavar="ADDRESS",
+    help="Another function of the IOMMU group that may be moved too; may be given several times. "
+    "The API and the configuration call these `named`.",
+)
 @click.option("--driver", help="The VFIO driver, instead of the best one there is.")
 @click.option("--force", is_flag=True, help="Take even the display of the console.")
 @click.option("--from-vfio", is_flag=True, help="With --mode drm: take a device off VFIO.")
 @click.option(
     "--lease",
-    type=click.FloatRange(min=0, min_open=True),
-    help="Seconds until it is released unless claimed again.",
+    type=Duration(),
+    help="Release it after this time (90, 90s, 5m, 1h) unless it is claimed again.",
 )
 @click.option(
     "--owner-pid", type=click.IntRange(min=1), help="Release it when this process has ended."
@@ -153,7 +165,10 @@ def release(claim_id: str, config_path: Path | None, output: str, *, force: bool
 @config_option
 @output_option
 def claims(config_path: Path | None, output: str) -> None:
-    """Show who holds which devices, and what is stranded or hangs."""
+    """Show who holds which devices, and what is stranded or hangs.
+
+    LEASE is the time after which the claim ends by itself, OWNER the process with which it ends.
+    """
     document = _ask(config_path, "GET", "/v1/claims")
     if output == "json":
         echo_json(document)
@@ -162,20 +177,22 @@ def claims(config_path: Path | None, output: str) -> None:
         (
             claimed["id"],
             claimed["mode"],
-            claimed["phase"],
+            IN_FORCE if claimed["phase"] == DONE else claimed["phase"],
             _age(claimed["age_seconds"]),
+            "-" if claimed["expires_in_seconds"] is None else _age(claimed["expires_in_seconds"]),
+            "-" if claimed["owner_pid"] is None else f"pid {claimed['owner_pid']}",
             claimed["client"] or "-",
             " ".join(function["address"] for function in claimed["functions"]),
         )
         for claimed in document["claims"]
     ]
     if rows:
-        header = ("ID", "MODE", "PHASE", "AGE", "CLIENT", "FUNCTIONS")
+        header = ("ID", "MODE", "PHASE", "AGE", "LEASE", "OWNER", "CLIENT", "FUNCTIONS")
         lines = columns([header, *rows])
         click.echo(heading(lines[0]))
         for line, claimed in zip(lines[1:], document["claims"], strict=True):
             click.echo(line)
-            if claimed["phase"] != "done":
+            if claimed["phase"] != DONE:
                 click.echo(f"  {claimed['explanation']}")
     else:
         click.echo("nothing is claimed")
@@ -193,6 +210,17 @@ def _left_behind(document: Document) -> Iterator[str]:
         yield f"hung: a write ({child['step']}) to {child['address']} has not returned"
     if document["paused"]:
         yield "paused: no claim begins to move a device; `cdi-agent resume` ends that"
+
+
+def _terms(claimed: Document) -> Iterator[str]:
+    """Whose a claim is, and when it ends by itself."""
+    if claimed["client"]:
+        yield f"of {claimed['client']}"
+    if claimed["expires_in_seconds"] is not None:
+        left = _age(claimed["expires_in_seconds"])
+        yield f"ends in {left} unless it is claimed again"
+    if claimed["owner_pid"] is not None:
+        yield f"ends with process {claimed['owner_pid']}"
 
 
 def _age(seconds: float) -> str:
@@ -261,10 +289,11 @@ def status(config_path: Path | None, output: str) -> int:
         for problem in document["problems"]:
             click.echo(notable(f"  {problem}"))
         sources = [f"{name} is {state}" for name, state in document["sources"].items()]
+        withheld = document["withheld"]
         published = [f"{kind}: {count}" for kind, count in document["published"].items()]
         rows = [
             ("published", ", ".join(published) or "nothing"),
-            ("withheld", f"{document['withheld']} (`cdi-agent scan` says why)"),
+            ("withheld", f"{withheld} (`cdi-agent scan` says why)" if withheld else "nothing"),
             ("claims", str(document["claims"]) + (" (paused)" if document["paused"] else "")),
             ("stranded", ", ".join(document["stranded"]) or "none"),
             ("hung", ", ".join(document["hung"]) or "none"),
@@ -326,7 +355,10 @@ def explain(device: str, config_path: Path | None, output: str) -> None:
         detail = f" ({row['reason']}): {row['detail']}" if row["reason"] else ""
         click.echo(f"  {row['state']}: {name}{detail}")
     if document["claim"] is not None:
-        click.echo(f"  claim {document['claim']['id']}: {document['claim']['explanation']}")
+        claimed = document["claim"]
+        click.echo(
+            f"  claim {claimed['id']}: {'; '.join((claimed['explanation'], *_terms(claimed)))}"
+        )
     if document["stranded"] is not None:
         click.echo(notable(f"  stranded: {document['stranded']['sentence']}"))
         click.echo(f"    {document['stranded']['hint']}")

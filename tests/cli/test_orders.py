@@ -4,6 +4,7 @@ import asyncio
 import errno
 import logging
 import os
+import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -117,7 +118,12 @@ def test_each_reason_of_a_refusal_has_its_code_and_hint_and_the_first_comes_last
 
 
 @pytest.mark.parametrize(
-    "option", [("--lease", "0"), ("--lease", "-1"), ("--owner-pid", "0")], ids=" ".join
+    "option",
+    [
+        *(("--lease", value) for value in ("0", "-1", "nan", "inf", "1e30", "366d", "5 weeks")),
+        ("--owner-pid", "0"),
+    ],
+    ids=" ".join,
 )
 def test_an_option_that_can_never_be_right_is_refused_before_the_agent_is_asked(
     run: Run, agent: FakeAgent, option: tuple[str, str]
@@ -125,6 +131,18 @@ def test_an_option_that_can_never_be_right_is_refused_before_the_agent_is_asked(
     code, _, err = run("claim", "vm", "03:00.0", *option)
     assert (code, agent.orders) == (ExitCode.USAGE, [])
     assert f"Invalid value for '{option[0]}'" in err
+    if option[0] == "--lease":
+        assert f"{option[1]!r} is not a duration such as 90, 90s, 5m or 1h, of more than 0" in err
+
+
+@pytest.mark.parametrize(
+    ("lease", "seconds"), [("90", 90), ("90s", 90), ("5m", 300), ("1.5h", 5400), ("500ms", 0.5)]
+)
+def test_a_lease_is_said_as_durations_are_in_the_configuration(
+    run: Run, agent: FakeAgent, lease: str, seconds: float
+) -> None:
+    assert run("claim", "vm", "03:00.0", "--lease", lease)[0] == 0
+    assert agent.prepared[0].lease == seconds
 
 
 def test_recover_says_how_it_is_now(run: Run) -> None:
@@ -145,8 +163,10 @@ def test_release_and_recover_ask_for_what_they_say(run: Run, agent: FakeAgent) -
 def test_claims_shows_who_holds_what_and_what_is_left_behind(run: Run) -> None:
     _, out, _ = run("claims")
     header, claim, *rest = out.splitlines()
-    assert header.split() == ["ID", "MODE", "PHASE", "AGE", "CLIENT", "FUNCTIONS"]
-    assert claim.split() == ["vm", "vfio", "done", "30s", "pid", "7,", "uid", "0", B]
+    columns = ["ID", "MODE", "PHASE", "AGE", "LEASE", "OWNER", "CLIENT", "FUNCTIONS"]
+    assert re.split(r"  +", header) == columns
+    terms = ["30s", "30s", "pid 5", "pid 7, uid 0"]
+    assert re.split(r"  +", claim) == ["vm", "vfio", "in force", *terms, B]
     assert f"stranded: {B} on vfio-pci: it did not come back" in rest
     assert f"hung: a write (unbind) to {A} has not returned" in rest
 
@@ -162,12 +182,21 @@ def test_status_is_a_few_lines_and_a_code(run: Run) -> None:
     assert code == 0
     assert out.startswith("cdi-agent 1: healthy\n")
     assert "intel.com/gpu: 1" in out
+    assert "withheld   1 (`cdi-agent scan` says why)" in out
+
+
+def test_status_refers_to_no_reason_where_there_is_nothing_to_explain(
+    run: Run, agent: FakeAgent
+) -> None:
+    agent.withheld = False
+    assert "withheld   nothing\n" in run("status")[1]
 
 
 def test_explain_says_what_is_known_of_a_function(run: Run) -> None:
     code, out, _ = run("explain", B)
     assert code == 0
-    assert "claim vm: the claim is in force" in out
+    terms = "of pid 7, uid 0; ends in 30s unless it is claimed again; ends with process 5"
+    assert f"claim vm: the claim is in force; {terms}\n" in out
     assert "withheld: intel.com/gpu (held): claim vm holds it" in out
 
 

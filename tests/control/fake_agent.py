@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from msgspec import structs
+
 from agent.cdi.offers import Reason, Withheld
 from agent.cdi.spec import Kind
 from agent.host.model import Address, Function, HoldMode, Inventory
@@ -44,6 +46,7 @@ def state(*, dry_run: bool = False) -> State:
         (B,),
         client="pid 7, uid 0",
         lease=60,
+        owner_pid=5,
         called=((GONE, B), (REUSED, B)),
     )
     record = Record(request, (origin,), done=True, names=(NAME,), since=100.0, expires_at=160.0)
@@ -69,6 +72,8 @@ class FakeAgent:
     def __init__(self) -> None:
         self.orders: list[Order] = []
         self.paused: bool | None = None
+        self.withheld = True
+        """Something is not published."""
         self.dry_run = False
         """What it has is a dry run, and no claim."""
         self.reply = Answer(1, "vm", names=(NAME,))
@@ -78,7 +83,8 @@ class FakeAgent:
         return [order for order in self.orders if isinstance(order, Prepare)]
 
     def snapshot(self) -> State:
-        return state(dry_run=self.dry_run)
+        found = state(dry_run=self.dry_run)
+        return found if self.withheld else structs.replace(found, withheld=())
 
     async def submit(self, order: Order) -> Answer:
         self.orders.append(order)
