@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from msgspec import structs
 
 from agent.host.model import Address, Function
-from agent.vfio.checks import find_holders
-from agent.vfio.drive import drive, hung, is_busy, rests
+from agent.vfio.checks import find_holders, find_no_means
+from agent.vfio.drive import drive, hung, is_busy, no_means, rests
 from agent.vfio.model import Inspection, Move
 from agent.vfio.moves import Override, goal_back, is_back
 from agent.vfio.problems import Code, Problem, problem
@@ -30,7 +30,8 @@ def turn_back(turn: Turn, claim: Claim, why: Problem | None) -> Claim:
         why: Why it is undone; None if it is released.
     """
     functions = tuple(
-        structs.replace(state, written=(), problem=None, errno=0) for state in claim.functions
+        structs.replace(state, written=(), problem=None, errno=0, unmade="")
+        for state in claim.functions
     )
     record = structs.replace(claim.record, done=False)
     claim = structs.replace(claim, problem=why, functions=functions, record=record)
@@ -75,7 +76,7 @@ def returning(turn: Turn, claim: Claim) -> Claim | None:
     """The functions go back to where they came from, each as far as it can."""
     claim = drive(turn, claim, goal_back)
     if not all(rests(turn, each, goal_back(each.origin)) for each in claim.functions):
-        obstacle = hung(turn, claim)
+        obstacle = hung(turn, claim) or no_means(turn, claim)
         return claim if obstacle is None else _hinder(turn, claim, obstacle)
     if _written(claim):
         return turn.enter(claim, Phase.VERIFYING)
@@ -88,14 +89,17 @@ def verifying(turn: Turn, claim: Claim) -> Claim | None:
     With the override left, a device cannot go where it belongs; and some do not survive what a
     virtual machine did to them.
     """
-    if claim.inspection is None:
+    inspection = claim.inspection
+    if inspection is None:
         return _ask(turn, claim, _written(claim), alive=True)
-    claim = _without_dead(_with_overrides(claim, claim.inspection), claim.inspection)
+    claim = _without_dead(_with_overrides(claim, inspection), inspection)
     if all(rests(turn, each, goal_back(each.origin)) for each in claim.functions):
         return _leave(turn, claim)
     unread = [each for each in _written(claim) if each.override is None]
     if not unread:
         return turn.enter(claim, Phase.RETURNING)
+    if inspection.unasked:
+        return _unasked(turn, claim, inspection)
     if claim.looks >= turn.deadlines.tries:
         return _leave(turn, _cannot_verify(claim, unread))
     return _later(turn, claim, turn.deadlines.retry)
@@ -150,6 +154,8 @@ def checking_recovery(turn: Turn, claim: Claim) -> Claim | None:
         return _hinder(turn, claim, obstacle)
     if claim.inspection is None:
         return _ask(turn, claim, claim.functions, _to_unbind(turn, claim), alive=True)
+    if claim.inspection.unasked and not claim.dry_run:
+        return _unasked(turn, claim, claim.inspection)
     if not claim.force:
         obstacle = obstacle or _in_the_way(turn, claim, claim.inspection)
         obstacle = obstacle or _dead_as_it_is(turn, claim, claim.inspection)
@@ -221,6 +227,14 @@ def _later(turn: Turn, claim: Claim, seconds: float) -> Claim:
     return structs.replace(claim, inspection=None, inspect_at=turn.now + seconds)
 
 
+def _unasked(turn: Turn, claim: Claim, inspection: Inspection) -> Claim:
+    """Ask again, as often as it takes, what could not be asked for want of means."""
+    claim = structs.replace(claim, looks=claim.looks - 1)
+    if turn.overdue(claim, turn.deadlines.move):
+        claim = _hinder(turn, claim, *find_no_means(inspection))
+    return _later(turn, claim, turn.deadlines.poll)
+
+
 def _to_unbind(turn: Turn, claim: Claim) -> list[FunctionState]:
     """The functions that go back by being unbound, so that whoever uses them would notice.
 
@@ -246,7 +260,8 @@ def _in_the_way(turn: Turn, claim: Claim, inspection: Inspection) -> Problem | N
     for state in states:
         if turn.seen.inventory.functions[state.address].virtfns:
             return problem(Code.ACTIVE_VFS, f"{state.address} has VFs, which would vanish")
-    return next(iter(find_holders(inspection)), None) if states else None
+    found = (*find_no_means(inspection), *find_holders(inspection))
+    return next(iter(found), None) if states else None
 
 
 def _with_overrides(claim: Claim, inspection: Inspection) -> Claim:

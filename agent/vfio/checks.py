@@ -276,6 +276,19 @@ def _no_iommu(case: Case) -> Iterator[Problem]:
             yield problem(Code.IOMMU_OFF, what)
 
 
+def _no_means(case: Case) -> Iterator[Problem]:
+    if case.inspection is not None:
+        yield from find_no_means(case.inspection)
+
+
+def find_no_means(inspection: Inspection) -> tuple[Problem, ...]:
+    """Say that not everything could be asked."""
+    if not inspection.unasked:
+        return ()
+    what = f"not everything could be found out about the devices: {inspection.unasked}"
+    return (problem(Code.NO_MEANS, what),)
+
+
 def _unavailable(case: Case) -> Iterator[Problem]:
     if case.inspection is not None:
         for driver, reason in case.inspection.unavailable:
@@ -344,6 +357,7 @@ BY_LOOK: Final[Sequence[_Check]] = (
 """In the order in which a person would want to hear of them."""
 
 BY_INSPECTION: Final[Sequence[_Check]] = (
+    _no_means,
     _no_iommu,
     _unavailable,
     _managed,

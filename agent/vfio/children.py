@@ -61,12 +61,14 @@ class Child:
         Raises:
             OSError: It cannot be started.
         """
-        ours, theirs = os.pipe()
-        source, orders = os.pipe() if waits else (os.open(os.devnull, os.O_RDONLY), -1)
-        try:
-            os.set_blocking(ours, False)
+        with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
+            output, out = _pipe(ours, theirs)
+            os.set_blocking(output, False)
             if waits:
+                source, orders = _pipe(theirs, ours)
                 os.set_blocking(orders, False)
+            else:
+                source, orders = _closed_by(theirs, os.open(os.devnull, os.O_RDONLY)), -1
             pid = os.posix_spawnp(
                 argv[0],
                 list(argv),
@@ -75,23 +77,22 @@ class Child:
                 # scripts close themselves.
                 file_actions=[
                     (os.POSIX_SPAWN_DUP2, source, 0),
-                    (os.POSIX_SPAWN_DUP2, theirs, 1),
-                    (os.POSIX_SPAWN_DUP2, theirs, 2),
+                    (os.POSIX_SPAWN_DUP2, out, 1),
+                    (os.POSIX_SPAWN_DUP2, out, 2),
                 ],
                 setpgroup=0,
                 setsigmask=(),
                 setsigdef=(signal.SIGPIPE, signal.SIGXFSZ),  # Python ignores these two
             )
-            pidfd = _pidfd(pid)
-        except BaseException:
-            os.close(ours)
-            if orders >= 0:
-                os.close(orders)
-            raise
-        finally:
-            os.close(theirs)
-            os.close(source)
-        return cls(pid, pidfd, ours, orders)
+            try:
+                child = cls(pid, _closed_by(ours, os.pidfd_open(pid)), output, orders)
+            except OSError:
+                # One that cannot be watched is ended: it has not begun anything.
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+                raise
+            ours.pop_all()
+            return child
 
     def tell(self, text: bytes) -> bool:
         """Say once to a child that waits what it is to do; whether it can have heard it.
@@ -126,8 +127,10 @@ class Child:
         return self._output
 
     def kill(self) -> None:
-        """Kill it; that may take its time, or for ever."""
+        """Kill it; that may take its time, or for ever. What it still says nobody hears."""
         if not self.gone.done():
+            self.output()
+            self._drop_pipe()
             # By the pidfd: never another process that was given its pid.
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
@@ -159,9 +162,13 @@ class Child:
     def _drop(self) -> None:
         asyncio.get_running_loop().remove_reader(self._pidfd)
         os.close(self._pidfd)
-        os.close(self._pipe)
-        self._pipe = -1
+        self._drop_pipe()
         self.dismiss()
+
+    def _drop_pipe(self) -> None:
+        if self._pipe >= 0:
+            os.close(self._pipe)
+            self._pipe = -1
 
 
 class Children:
@@ -225,15 +232,12 @@ def started_at(pid: int, proc: str = "/proc") -> int | None:
         return None
 
 
-def _pidfd(pid: int) -> int:
-    """A descriptor of a child. One that cannot be watched is ended: it has not begun anything.
+def _pipe(reads: contextlib.ExitStack, writes: contextlib.ExitStack) -> tuple[int, int]:
+    """A pipe of which these close the ends."""
+    source, sink = os.pipe()
+    return _closed_by(reads, source), _closed_by(writes, sink)
 
-    Raises:
-        OSError: There is none to be had.
-    """
-    try:
-        return os.pidfd_open(pid)
-    except OSError:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        raise
+
+def _closed_by(stack: contextlib.ExitStack, fd: int) -> int:
+    stack.callback(os.close, fd)
+    return fd

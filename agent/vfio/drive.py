@@ -78,6 +78,9 @@ def _write(turn: Turn, state: FunctionState, write: Write, override: str) -> Fun
     Args:
         override: What the override has to be for it, in case that it did not take.
     """
+    if state.unmade and turn.now < state.retry_at:
+        turn.wake(state.retry_at)
+        return state
     if state.written.count(write) >= turn.deadlines.tries:
         return structs.replace(state, problem=_exhausted(turn, state, write))
     if _is_in_vain(state, write):
@@ -111,6 +114,14 @@ def _exhausted(turn: Turn, state: FunctionState, write: Write) -> Problem:
 def take_result(turn: Turn, state: FunctionState, result: Written) -> FunctionState:
     """Take what a write to a function answered."""
     write = result.effect
+    if result.unmade:
+        return structs.replace(
+            state,
+            writing=None,
+            written=state.written[:-1],  # no try
+            unmade=result.unmade,
+            retry_at=turn.now + turn.deadlines.poll,
+        )
     tries = state.written.count(write)
     override = state.override
     if write.step is Step.OVERRIDE:
@@ -121,6 +132,7 @@ def take_result(turn: Turn, state: FunctionState, result: Written) -> FunctionSt
         writing=None,
         override=override,
         errno=result.errno,
+        unmade="",
         retry_at=turn.now + turn.deadlines.retry * 2 ** max(0, tries - 1),
     )
 
@@ -138,6 +150,14 @@ def rests(turn: Turn, state: FunctionState, goal: Goal) -> bool:
 def is_busy(turn: Turn, claim: Claim) -> bool:
     """Whether a write to a function of a claim is on its way and does not hang."""
     return any(state.writing and state.address not in turn.children for state in claim.functions)
+
+
+def no_means(turn: Turn, claim: Claim) -> Problem | None:
+    """Say that a function cannot be written to for want of means, when that has lasted too long."""
+    for state in claim.moving:
+        if state.unmade and turn.overdue(claim, turn.deadlines.move):
+            return problem(Code.NO_MEANS, f"{state.address} cannot be written to: {state.unmade}")
+    return None
 
 
 def hung(turn: Turn, claim: Claim) -> Problem | None:

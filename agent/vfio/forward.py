@@ -11,7 +11,7 @@ from msgspec import structs
 from agent.host.model import Function, HoldMode
 from agent.vfio.backward import checking_recovery, turn_back
 from agent.vfio.checks import Case, Chosen, find_by_inspection, find_by_look
-from agent.vfio.drive import drive, hung, rests
+from agent.vfio.drive import drive, hung, no_means, rests
 from agent.vfio.model import Inspection, Move, Record
 from agent.vfio.moves import Override, goal_there, has_driver
 from agent.vfio.problems import Code, Problem, problem
@@ -78,7 +78,7 @@ def guarding(turn: Turn, claim: Claim) -> Claim | None:
 def moving(turn: Turn, claim: Claim) -> Claim | None:
     """The functions go to their new driver, side by side."""
     claim = drive(turn, claim, goal_there)
-    why = _first_problem(turn, claim)
+    why = _first_problem(turn, claim) or no_means(turn, claim)
     if why is not None:
         return turn_back(turn, claim, why)
     if all(rests(turn, state, goal_there(state.origin)) for state in claim.functions):

@@ -12,7 +12,7 @@ from typing import Final
 
 import structlog
 
-from agent.host.files import read_regular
+from agent.host.files import OUT_OF_MEANS, read_regular
 from agent.host.model import Address
 from agent.vfio import holders, modules
 from agent.vfio.children import Child, Children, program
@@ -20,7 +20,7 @@ from agent.vfio.managed import managers
 from agent.vfio.model import Holder, Inspect, Inspection
 from agent.vfio.roots import Roots, Timeouts
 from agent.vfio.spares import Spares
-from agent.vfio.writer import HEAD, parse
+from agent.vfio.writer import BEGUN, HEAD, parse
 
 _log = structlog.get_logger()
 
@@ -32,6 +32,10 @@ _READERS: Final = 16
 
 class _UnknownError(Exception):
     """A question has no answer; the text says why."""
+
+
+class _UnaskedError(_UnknownError):
+    """There was no process to be had that would have asked."""
 
 
 class Inspector:
@@ -70,12 +74,17 @@ class Inspector:
     async def inspect(self, effect: Inspect) -> Inspection:
         """Find out what an effect wants to know."""
         roots = self._roots
+        unasked: list[str] = []
         async with asyncio.TaskGroup() as group:
-            overrides = [group.create_task(self._override(each)) for each in effect.addresses]
+            overrides = [
+                group.create_task(self._override(each, unasked)) for each in effect.addresses
+            ]
             asked = effect.addresses if effect.alive else ()
-            dead = [group.create_task(self._dead(each)) for each in asked]
-            drivers = [group.create_task(self._unavailable(each)) for each in effect.drivers]
-            held = group.create_task(self._holders(effect))
+            dead = [group.create_task(self._dead(each, unasked)) for each in asked]
+            drivers = [
+                group.create_task(self._unavailable(each, unasked)) for each in effect.drivers
+            ]
+            held = group.create_task(self._holders(effect, unasked))
             managed = group.create_task(
                 asyncio.to_thread(managers, effect.addresses, etc=roots.etc, run=roots.run)
             )
@@ -89,6 +98,7 @@ class Inspector:
             managed=managed.result(),
             unavailable=tuple(each for task in drivers for each in task.result()),
             dead=tuple(each for task in dead for each in task.result()),
+            unasked=next(iter(unasked), ""),
             noiommu=await asyncio.to_thread(self._noiommu),  # once its module is there
         )
 
@@ -96,7 +106,9 @@ class Inspector:
         """Have no child wait for another question."""
         self._searchers.close()
 
-    async def _override(self, address: Address) -> tuple[tuple[Address, str | None], ...]:
+    async def _override(
+        self, address: Address, unasked: list[str]
+    ) -> tuple[tuple[Address, str | None], ...]:
         """The ``driver_override`` of a function, if it can be had."""
         path = f"{self._roots.sys}/bus/pci/devices/{address}/driver_override"
         async with self._reading:
@@ -104,27 +116,31 @@ class Inspector:
                 child = await self._ask(self._readers, ("read", path), self._timeouts.read)
                 override = _override_in(child.output())
             except _UnknownError as error:
+                _note(error, unasked)
                 self._say_once("override-unknown", address, str(error))
                 return ()
         self._said.pop(("override-unknown", address), None)
         return ((address, override),)
 
-    async def _dead(self, address: Address) -> tuple[Address, ...]:
+    async def _dead(self, address: Address, unasked: list[str]) -> tuple[Address, ...]:
         """The function itself if it does not answer, which the bus reports as ones."""
         path = f"{self._roots.sys}/bus/pci/devices/{address}/config"
         async with self._reading:
             try:
                 child = await self._ask(self._readers, ("head", path), self._timeouts.read)
+                code, head = _answer_in(child.output())
             except _UnknownError as error:
+                _note(error, unasked)
                 self._say_once("config-unknown", address, str(error))
                 return ()
         self._said.pop(("config-unknown", address), None)
-        code, head = parse(child.output()) or (1, b"")
         # Not its ids alone: a VF that is well reads ones there (SR-IOV 1.1, 3.4.1).
         is_dead = not code and head == b"\xff" * HEAD
         return (address,) if is_dead else ()
 
-    async def _holders(self, effect: Inspect) -> tuple[tuple[Holder, ...], tuple[str, ...]]:
+    async def _holders(
+        self, effect: Inspect, unasked: list[str]
+    ) -> tuple[tuple[Holder, ...], tuple[str, ...]]:
         """Who holds the nodes, and why there may be others."""
         if not effect.node_paths:
             return (), ()
@@ -134,6 +150,7 @@ class Inspector:
             child = await self._ask(self._searchers, argv, self._timeouts.holders)
             found, blind = _holders_in(child.output())
         except _UnknownError as error:
+            _note(error, unasked)
             found, blind = (), (str(error),)
         first = next(iter(effect.addresses), Address(""))
         if blind:
@@ -142,7 +159,7 @@ class Inspector:
             self._said.pop(("holders-unknown", first), None)
         return found, blind
 
-    async def _unavailable(self, driver: str) -> tuple[tuple[str, str], ...]:
+    async def _unavailable(self, driver: str, unasked: list[str]) -> tuple[tuple[str, str], ...]:
         """Why a driver is not to be had; nothing if it is there or could be loaded."""
         if not modules.is_driver_name(driver):
             return ((driver, "no driver can be called so"),)
@@ -154,6 +171,8 @@ class Inspector:
                 loader = Spares(self._children, self._load(driver), most=0)
                 child = await self._ask(loader, (), self._timeouts.load)
             except _UnknownError as error:
+                if getattr(error.__cause__, "errno", None) in OUT_OF_MEANS:  # not: no modprobe
+                    _note(error, unasked)
                 return ((driver, f"its module could not be loaded: {error}"),)
             if await asyncio.to_thread(modules.registered, sys, driver) is not None:
                 return ()
@@ -179,6 +198,7 @@ class Inspector:
         """Let a child find something out.
 
         Raises:
+            _UnaskedError: There is no child to be had.
             _UnknownError: It did not end in time.
         """
         question = " ".join((*program.program, *arguments))
@@ -187,7 +207,8 @@ class Inspector:
         try:
             child = program.start(*arguments)
         except OSError as error:
-            raise _UnknownError(f"{program.program[0]}: {error.strerror}") from error
+            reason = f"{program.program[0]} cannot be started: {error.strerror}"
+            raise _UnaskedError(reason) from error
         if not await child.ends_within(seconds):
             self._stuck[question] = child
             child.gone.add_done_callback(lambda _: self._stuck.pop(question, None))
@@ -202,16 +223,33 @@ def _override_in(output: bytes) -> str | None:
     Raises:
         _UnknownError: It could not read it.
     """
-    answer = parse(output)
-    if answer is None:
-        raise _UnknownError(_one_line(output))
-    code, content = answer
+    code, content = _answer_in(output)
     if code:
         raise _UnknownError(os.strerror(code))
     if not content.isascii():
         raise _UnknownError("it is no text")
     text = content.decode().removesuffix("\n")
     return None if text in ("(null)", "") else text
+
+
+def _answer_in(output: bytes) -> tuple[int, bytes]:
+    """What a child had to say which reads an attribute: errno and content.
+
+    Raises:
+        _UnaskedError: It ended before it had begun.
+        _UnknownError: It ended before it had read it.
+    """
+    answer = parse(output)
+    if answer is not None:
+        return answer
+    reason = _one_line(output) or "it said nothing"
+    raise _UnknownError(reason) if BEGUN in output else _UnaskedError(reason)
+
+
+def _note(error: _UnknownError, unasked: list[str]) -> None:
+    """Tell a question that has no answer from one that nobody was there to ask."""
+    if isinstance(error, _UnaskedError):
+        unasked.append(str(error))
 
 
 def _holders_in(output: bytes) -> tuple[tuple[Holder, ...], tuple[str, ...]]:

@@ -307,6 +307,8 @@ class Inspection(msgspec.Struct, frozen=True):
     """Functions that do not answer any more, if that was asked."""
     noiommu: bool = False
     """VFIO's ``enable_unsafe_noiommu_mode`` is on."""
+    unasked: str = ""
+    """Why some of it could not even be asked: there was no process to be had."""
 
 
 class Written(msgspec.Struct, frozen=True):
@@ -315,6 +317,9 @@ class Written(msgspec.Struct, frozen=True):
     effect: Write
     errno: int = 0
     """0 is success."""
+    unmade: str = ""
+    """Why it was not even begun: there was no process to be had. It says nothing of the function,
+    and is no try."""
     hung: bool = False
     """Past its deadline, the child was killed and is not gone yet."""
     gone: bool = False

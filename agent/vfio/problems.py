@@ -63,6 +63,8 @@ class Code(enum.StrEnum):
     """Somebody else changed it while it was being moved."""
     MOVE_FAILED = "move-failed"
     """The kernel refused a write, or the write had no effect."""
+    NO_MEANS = "no-means"
+    """There was no process to be had for what has to be done."""
     DEAD = "dead"
     """It does not answer any more: its configuration space reads ones."""
     NOT_PUBLISHED = "not-published"
@@ -116,6 +118,7 @@ HINTS: Final[Mapping[Code, str]] = {
     Code.WITHDRAW_FAILED: "see to the space and the permissions of the spec directory",
     Code.CHANGED: "let one program move it",
     Code.MOVE_FAILED: "the kernel's log may say why",
+    Code.NO_MEANS: "see to the memory, the processes and the open files of this host",
     Code.DEAD: "reset it or power-cycle the host, then `cdi-agent recover ADDRESS`",
     Code.NOT_PUBLISHED: "`cdi-agent explain ADDRESS` says what it waits for",
     Code.LOST: "release the claim; `cdi-agent recover ADDRESS` brings back what is left of it",
@@ -135,6 +138,7 @@ RETRYABLE: Final = frozenset(
         Code.INTERRUPTED,
         Code.IN_USE,
         Code.JOURNAL_FAILED,
+        Code.NO_MEANS,
         Code.PAUSED,
         Code.WITHDRAW_FAILED,
     }

@@ -153,6 +153,8 @@ class FunctionState(msgspec.Struct, frozen=True):
     """When the latest write may be made again."""
     errno: int = 0
     """What the latest write answered."""
+    unmade: str = ""
+    """Why the latest write was not even begun; empty if it was."""
     problem: Problem | None = None
     """Why it is not moved any further in this direction."""
     gone: bool = False

@@ -35,6 +35,10 @@ _log = structlog.get_logger()
 
 WRITER: Final = program(writer)
 
+_WRITERS: Final = 16
+"""Writes that are under way at a time: a claim may have hundreds of functions, and each costs a
+process (`TasksMax` in the unit) and two descriptors. One that hangs makes room."""
+
 _AGAIN: Final = 1.0
 """Seconds until what could not be started is tried again."""
 
@@ -79,6 +83,8 @@ class Worker:
             load=load or (lambda driver: modules.load_command(driver, run=roots.run)),
         )
         self._hung: dict[Address, asyncio.Event] = {}
+        self._places = asyncio.Semaphore(_WRITERS)
+        self._finishing = False
         self._writing = 0
         self._quiet = asyncio.Event()
         self._quiet.set()
@@ -107,7 +113,8 @@ class Worker:
         raise AssertionError  # pragma: no cover - only an exception ends the group
 
     async def finish(self) -> None:
-        """Wait for the writes under way, each until its deadline at most."""
+        """Wait for the writes under way, each until its deadline at most, and begin no other."""
+        self._finishing = True
         await self._quiet.wait()
 
     async def _perform(self, effect: Effect) -> None:
@@ -128,18 +135,30 @@ class Worker:
             self._on_result(Written(effect, gone=True))
             return
         with self._under_way():
-            try:
-                path, text = await asyncio.to_thread(self._prepare, effect)
-                child = self._start("write", effect.address, path, text)
-            except OSError as error:
-                self._on_result(Written(effect, errno=error.errno or errno.EIO))
-                return
-            if await child.ends_within(self._timeouts.write):
-                self._on_result(Written(effect, errno=_errno(child)))
-                return
+            async with self._places:
+                try:
+                    child = await self._begin(effect)
+                except OSError as error:
+                    why = f"no process can be started for it: {error.strerror or error}"
+                    self._on_result(Written(effect, unmade=why))
+                    return
+                if await child.ends_within(self._timeouts.write):
+                    self._on_result(_written(effect, child))
+                    return
         with self._hanging(effect.address):
             await self._hang(effect, child)
         self._on_result(Written(effect, gone=True))
+
+    async def _begin(self, effect: Write) -> Child:
+        """Start the child of a write.
+
+        Raises:
+            OSError: There is none to be had, or none is wanted any more.
+        """
+        path, text = await asyncio.to_thread(self._prepare, effect)
+        if self._finishing:
+            raise InterruptedError(errno.EINTR, "the agent ends")
+        return self._start("write", effect.address, path, text)
 
     async def _hang(self, effect: Write, child: Child) -> None:
         """Report a write that does not come back, and wait until it has, if it ever does."""
@@ -223,6 +242,18 @@ class Worker:
             self._writing -= 1
             if not self._writing:
                 self._quiet.set()
+
+
+def _written(effect: Write, child: Child) -> Written:
+    """What a child has done that has ended; what had not begun was not done."""
+    code = _errno(child)
+    if writer.BEGUN in child.output():
+        return Written(effect, errno=code)
+    status = child.gone.result()
+    return Written(
+        effect,
+        unmade=f"its process ended before it had begun: {os.strerror(code)}, status {status}",
+    )
 
 
 def _errno(child: Child) -> int:

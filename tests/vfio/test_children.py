@@ -1,10 +1,13 @@
 """Children are started, waited for with a deadline, killed, and abandoned without a trace."""
 
 import asyncio
+import contextlib
 import os
+import resource
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -52,6 +55,48 @@ async def test_a_child_that_ends(argv: tuple[str, ...], status: int, output: byt
 async def test_what_cannot_be_started_is_an_error_and_leaves_nothing() -> None:
     with pytest.raises(FileNotFoundError):
         Child.start(("/no/such/program",))
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["starts", "waits"])
+async def test_a_start_for_which_descriptors_are_short_leaves_none(*, waits: bool) -> None:
+    """Whichever of them it is that is not to be had any more."""
+    before = descriptors()
+    with few_descriptors() as spare:
+        starts = 0
+        for count in range(8):
+            for fd in spare[:count]:
+                os.close(fd)
+            with contextlib.suppress(OSError):
+                child = Child.start(("cat",), waits=waits)
+                starts += 1
+                child.dismiss()
+                await child.ends_within(None)
+            spare[:count] = [os.dup(0) for _ in range(count)]
+            with pytest.raises(OSError, match="Too many open files"):
+                os.dup(0)
+        assert 0 < starts < 8
+    assert descriptors() == before
+
+
+@contextlib.contextmanager
+def few_descriptors() -> Iterator[list[int]]:
+    """Have this process use up all descriptors that it may have; these are not needed."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    spare: list[int] = []
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, descriptors())) + 16, hard))
+        with contextlib.suppress(OSError):
+            while True:
+                spare.append(os.dup(0))
+        yield spare
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for fd in spare:
+            os.close(fd)
+
+
+def descriptors() -> list[str]:
+    return sorted(os.listdir("/proc/self/fd"))
 
 
 async def test_a_child_that_does_not_end_in_time_is_killed_when_that_is_wanted(pipe: Path) -> None:

@@ -4,7 +4,7 @@ import errno
 
 import pytest
 
-from agent.vfio.model import Holder, Recover, Release, Step, Write
+from agent.vfio.model import Holder, Prepare, Recover, Release, Step, Write
 from agent.vfio.problems import Code
 from agent.vfio.state import Outcome, Phase, explain
 from tests.vfio.world import (
@@ -20,6 +20,7 @@ from tests.vfio.world import (
     answers,
     does_nothing,
     hangs,
+    is_not_begun,
     is_slow,
 )
 
@@ -185,6 +186,88 @@ def test_what_fails_there_and_back_is_back_or_stranded(shape: Shape, fault: Faul
                 assert world.answers[world.ask(Recover(each, force=True))].ok
             assert world.state() == before
             assert not world.stranded
+
+
+# --- what the agent itself lacks ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", [ONE.prepare, RELEASE], ids=["there", "back"])
+def test_a_write_for_which_there_is_no_process_is_no_try(order: Prepare | Release) -> None:
+    """However often there is none: that says nothing about the device."""
+    world = world_of(ONE)
+    if order is RELEASE:
+        world.ask(ONE.prepare)
+    lacking = len(world.writes) + 2 * world.rules.deadlines.tries
+    world.faults.append((lambda _write: len(world.writes) < lacking, is_not_begun))
+    assert world.answers[world.ask(order)].ok
+    assert not world.stranded
+    assert not world.ended or world.ended[-1].outcome is Outcome.RELEASED
+
+
+def test_a_claim_for_which_there_is_no_process_is_undone_in_time() -> None:
+    """The devices are to be had as soon as there is one: it was not they that failed."""
+    world = world_of(TWO)
+    before = world.state()
+    world.faults.append((lambda _write: True, is_not_begun))
+    answer = world.answers[world.ask(TWO.prepare)]
+    assert [(p.code, p.retryable) for p in answer.problems] == [(Code.NO_MEANS, True)]
+    assert "Too many open files" in answer.problems[0].sentence
+    assert (world.state(), world.stranded) == (before, set())
+    world.faults.clear()
+    assert world.answers[world.ask(TWO.prepare)].ok
+
+
+def test_a_device_is_brought_back_as_soon_as_there_is_a_process_for_it() -> None:
+    """Whoever released it is not kept waiting, and nothing is stranded meanwhile."""
+    world = world_of(TWO)
+    before = world.state()
+    world.ask(TWO.prepare)
+    world.faults.append((lambda _write: True, is_not_begun))
+    assert [p.code for p in world.answers[world.ask(RELEASE)].problems] == [Code.NO_MEANS]
+    assert "Too many open files" in explain(world.claims.live["vm"])
+    assert not world.stranded
+    world.faults.clear()
+    world.run()
+    assert (world.state(), world.stranded) == (before, set())
+    assert not world.claims.live
+
+
+def test_what_nobody_was_there_to_ask_is_asked_again() -> None:
+    """A claim is refused, which costs nothing; on the way back there is no end of it."""
+    world = world_of(ONE)
+    before = world.state()
+    world.unasked = "python cannot be started: Too many open files"
+    refused = world.answers[world.ask(ONE.prepare)].problems
+    assert (refused[0].code, refused[0].retryable) == (Code.NO_MEANS, True)
+    world.unasked = ""
+    world.ask(ONE.prepare)
+    ticket = world.post(RELEASE)
+    world.until(Phase.RETURNING)
+    world.unasked = "python cannot be started: Too many open files"
+    world.run()
+    assert [claim.phase for claim in world.claims.live.values()] == [Phase.VERIFYING]
+    assert [problem.code for problem in world.answers[ticket].problems] == [Code.NO_MEANS]
+    world.unasked = ""
+    world.run()
+    assert (world.state(), world.stranded) == (before, set())
+
+
+def test_a_recovery_waits_until_it_can_be_asked_who_uses_the_device() -> None:
+    world = world_of(ONE)
+    before = world.state()
+    world.ask(ONE.prepare)
+    fails(world, does_nothing, Write("vm", GPU, Step.PROBE, GPU))
+    world.ask(RELEASE)
+    world.faults.clear()
+    assert world.stranded == {GPU}
+    world.unasked = "python cannot be started: Too many open files"
+    assert [p.code for p in world.answers[world.ask(Recover(GPU))].problems] == [Code.NO_MEANS]
+    world.unasked = ""
+    world.run()
+    assert (world.state(), world.stranded) == (before, set())
+
+
+# --- how a write is made again --------------------------------------------------------------------
 
 
 def test_a_write_is_made_again_after_a_moment_that_grows() -> None:

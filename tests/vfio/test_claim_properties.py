@@ -28,6 +28,7 @@ from tests.vfio.world import (
     audio,
     does_nothing,
     hangs,
+    is_not_begun,
     is_slow,
 )
 
@@ -57,6 +58,7 @@ class History:
         world = self.world
         self.next_faults.clear()
         world.journal_full = world.specs_readonly = world.blind = False
+        world.unasked = ""
         world.holders, world.unread, world.overrides_unread, world.dead = [], set(), set(), set()
         world.goes_on, world.rules = True, Rules()
         for address in tuple(world.stuck):
@@ -185,6 +187,7 @@ troubles = st.one_of(
             ("EIO thrice", fault(*[answers(errno.EIO)] * 3)),
             ("no effect", fault(does_nothing)),
             ("no effect at all", fault(*[does_nothing] * 9)),
+            ("no process", fault(*[is_not_begun] * 9)),
             ("hangs", fault(hangs)),
             ("is slow", fault(is_slow)),
             ("slow ones are done", finish),
@@ -193,6 +196,10 @@ troubles = st.one_of(
             ("journal full", toggle("journal_full")),
             ("specs read-only", toggle("specs_readonly")),
             ("blind", toggle("blind")),
+            (
+                "nobody asks",
+                lambda h: setattr(h.world, "unasked", "" if h.world.unasked else "why"),
+            ),
             ("goes on", toggle("goes_on")),
             ("pause", pause),
             ("vm runs", use("/dev/vfio/1")),

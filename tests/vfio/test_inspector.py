@@ -86,6 +86,25 @@ async def test_an_override_that_does_not_come_is_unknown_and_the_others_are_not(
         assert (await at.inspected(inspect(AUDIO))).overrides == ((AUDIO, None),)
 
 
+@pytest.mark.parametrize(
+    ("writer", "why"),
+    [
+        pytest.param(("/no/such/python",), "cannot be started: No such file", id="is not there"),
+        pytest.param(("sh", "-c", "exit 3"), "it said nothing", id="fails"),
+    ],
+)
+async def test_what_no_child_was_there_to_ask_is_told_from_what_has_no_answer(
+    host: Host, writer: tuple[str, ...], why: str
+) -> None:
+    async with rig(host, writer=writer) as at:
+        inspection = await at.inspected(inspect(GPU))
+    assert inspection.overrides == ()
+    assert why in inspection.unasked
+    host.override(GPU).unlink()
+    async with rig(host) as at:
+        assert (await at.inspected(inspect(GPU))).unasked == ""
+
+
 async def test_a_question_that_is_still_stuck_is_not_asked_again(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -246,7 +265,7 @@ async def test_that_it_has_no_iommu_is_known_once_the_driver_is_loaded(host: Hos
         pytest.param(
             "vfio-pci",
             ("/no/such/modprobe",),
-            "its module could not be loaded: /no/such/modprobe: No such file or directory",
+            "its module could not be loaded: /no/such/modprobe cannot be started: No such file",
             id="no modprobe",
         ),
         pytest.param("../vfio", ("true",), "no driver can be called so", id="no name"),
@@ -256,7 +275,9 @@ async def test_why_a_driver_is_not_to_be_had_is_said(
     host: Host, driver: str, load: tuple[str, ...], reason: str
 ) -> None:
     async with rig(host, load=load) as at:
-        ((name, said),) = (await at.inspected(inspect(drivers=(driver,)))).unavailable
+        inspection = await at.inspected(inspect(drivers=(driver,)))
+    ((name, said),) = inspection.unavailable
+    assert inspection.unasked == "", "it will not be there later either"
     assert name == driver
     assert said.startswith(reason)
 

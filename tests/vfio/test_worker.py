@@ -5,17 +5,20 @@ import errno
 import fcntl
 import functools
 import os
+import select
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from agent.vfio.children import started_at
+from agent.host.model import Address
+from agent.vfio.children import Child as Running
+from agent.vfio.children import Children, started_at
 from agent.vfio.model import Child, Step, Watch, Write, Written
 from tests.conftest import IN_CI, children
 from tests.vfio.rig import AUDIO, GPU, HASTY, Host, override, probe, rig, unbind
@@ -84,27 +87,101 @@ async def test_a_state_directory_that_cannot_be_written_prevents_writes(host: Ho
     host.state.write_text("not a folder")
     async with rig(host) as at:
         at.start(override("vfio-pci"))
-        assert await at.written() == Written(override("vfio-pci"), errno=errno.ENOTDIR)
+        assert "Not a directory" in (await at.written()).unmade
     assert host.override(GPU).read_text() == "(null)\n"
 
 
 @pytest.mark.parametrize(
-    ("script", "code"),
+    "script",
     [
-        pytest.param("import sys; sys.exit('no')", errno.EIO, id="fails"),
-        pytest.param("import os; os.kill(os.getpid(), 9)", errno.EIO, id="is killed"),
+        pytest.param("print('begun'); import sys; sys.exit('no')", id="fails"),
+        pytest.param("print('begun', flush=True); import os; os.kill(0, 9)", id="is killed"),
     ],
 )
-async def test_a_child_without_an_answer_is_an_error(host: Host, script: str, code: int) -> None:
+async def test_a_write_that_was_begun_without_an_answer_is_an_error(
+    host: Host, script: str
+) -> None:
     async with rig(host, writer=(sys.executable, "-I", "-S", "-c", script)) as at:
         at.start(probe())
-        assert (await at.written()).errno == code
+        assert await at.written() == Written(probe(), errno=errno.EIO)
 
 
-async def test_a_child_that_cannot_be_started_is_an_error(host: Host) -> None:
-    async with rig(host, writer=("/no/such/python",)) as at:
+@pytest.mark.parametrize(
+    ("writer", "why"),
+    [
+        pytest.param(("/no/such/python",), "No such file or directory", id="is not there"),
+        pytest.param(("sh", "-c", "exit 3"), "status 3", id="fails"),
+        pytest.param(("sh", "-c", "kill -KILL $$"), "status -9", id="is killed"),
+    ],
+)
+async def test_a_write_that_no_child_has_begun_is_not_made(
+    host: Host, writer: tuple[str, ...], why: str
+) -> None:
+    """For want of memory, say: that tells nothing about the function."""
+    async with rig(host, writer=writer) as at:
         at.start(probe())
-        assert (await at.written()).errno == errno.ENOENT
+        result = await at.written()
+        assert why in result.unmade
+        assert result == Written(probe(), unmade=result.unmade)
+
+
+async def test_a_claim_of_many_functions_needs_no_more_than_a_few_processes_at_a_time(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And so few descriptors."""
+    alive = []
+    start = Children.start
+
+    def counted(self: Children, argv: Sequence[str], *, waits: bool = False) -> Running:
+        child = start(self, argv, waits=waits)
+        alive.append(len(self))
+        return child
+
+    monkeypatch.setattr(Children, "start", counted)
+    addresses = [Address(f"0000:04:{slot:02x}.0") for slot in range(32)]
+    async with rig(host) as at:
+        at.start(*(probe(each) for each in addresses))
+        written = [await at.written() for _ in addresses]
+    assert {each.effect.address for each in written} == set(addresses)
+    assert not any(each.errno or each.unmade for each in written)
+    assert max(alive) <= 16
+
+
+async def test_writes_that_hang_make_room_for_others(host: Host) -> None:
+    host.block(host.probe)
+    addresses = [Address(f"0000:04:{slot:02x}.0") for slot in range(20)]
+    async with rig(host, HASTY) as at:
+        at.start(*(probe(each) for each in addresses))
+        late = set[str]()
+        while len(late) < len(addresses):
+            result = await at.written()
+            assert result.hung or result.gone
+            late.add(result.effect.address)
+
+
+async def test_a_write_that_waits_its_turn_at_the_end_is_not_begun(host: Host) -> None:
+    host.block(host.probe)
+    addresses = [Address(f"0000:04:{slot:02x}.0") for slot in range(17)]
+    others = await asyncio.to_thread(children)
+    async with rig(host) as at:
+        at.start(*(probe(each) for each in addresses))
+        while len(await asyncio.to_thread(children)) - len(others) < 16:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        finishing = asyncio.create_task(at.worker.finish())
+        await asyncio.to_thread(_read_until, host.probe, finishing.done)
+        await finishing
+        unmade = [each.unmade for each in [await at.written() for _ in addresses] if each.unmade]
+        assert [why.endswith("the agent ends") for why in unmade] == [True]
+
+
+def _read_until(pipe: Path, is_done: Callable[[], bool]) -> None:
+    """Let those who write to a pipe do so, until all of them have."""
+    fd = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        while not is_done():
+            select.select((fd,), (), (), 0.01)
+    finally:
+        os.close(fd)
 
 
 # --- what hangs -----------------------------------------------------------------------------------

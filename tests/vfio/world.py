@@ -130,6 +130,11 @@ def does_nothing(_world: "World", write: Write) -> Written:
     return Written(write)
 
 
+def is_not_begun(_world: "World", write: Write) -> Written:
+    """There is no process to be had for it."""
+    return Written(write, unmade="Too many open files")
+
+
 def hangs(world: "World", write: Write) -> Written:
     """It does not return until `World.let_go`."""
     world.stuck[write.address] = write
@@ -165,6 +170,7 @@ class World:
         self.unavailable: dict[str, str] = {}
         self.holders: list[Holder] = []
         self.blind = False
+        self.unasked = ""
         self.managed: dict[Address, str] = {}
         self.noiommu = False
         self.dead: set[Address] = set()
@@ -442,6 +448,8 @@ class World:
 
     def _inspect(self, effect: Inspect) -> Inspection:
         assert self.claims.children.keys().isdisjoint(effect.addresses), "to read it hangs too"
+        if self.unasked:
+            return Inspection(effect, unasked=self.unasked)
         unread = self.overrides_unread | self.stuck.keys()
         return Inspection(
             effect,
