@@ -16,6 +16,7 @@ import pytest
 
 from tests.guest import layers, settings
 from tests.guest.cache import Cache, default_root
+from tests.guest.evidence import collect
 from tests.guest.layers import Installed
 from tests.guest.rig import Guest
 from tests.guest.topology import MANY_GPUS, NO_GPU, ONE_GPU, TOPOLOGIES, Topology
@@ -85,9 +86,13 @@ def resume(
     @contextlib.contextmanager
     def resumed(topology: Topology) -> Iterator[Guest]:
         with Guest.resume(installed.image, topology, frozen[topology.name]) as guest:
-            yield guest
-            if request.node.stash.get(_FAILED, False):
-                _keep(request.node, guest, evidence / f"guest-{request.node.name}")
+            failed = True  # a test that resumes guests itself fails in here
+            try:
+                yield guest
+                failed = request.node.stash.get(_FAILED, False)
+            finally:
+                if failed:
+                    _keep(request.node, guest, evidence / f"guest-{request.node.name}")
 
     return resumed
 
@@ -114,7 +119,7 @@ def many_gpus(resume: Resume) -> Iterator[Guest]:
 
 
 def _keep(item: pytest.Item, guest: Guest, folder: Path) -> None:
-    guest.collect(folder)
+    collect(guest, folder)
     journal = (folder / "journal.txt").read_text().splitlines()[-_JOURNAL_LINES:]
     title = f"guest's journal (all of it, and more, in {folder})"
     item.add_report_section("teardown", title, "\n".join(journal))

@@ -90,7 +90,7 @@ def _install(image: Image, contents: Path, target: Path) -> None:
     # systemd-tmpfiles wants a /proc: in a mount namespace of its own it does not stay.
     alone = ("unshare", "--mount", f"--mount-proc={tree}/proc")
     settings.run_logged([*alone, "chroot", str(tree), "sh", "-c", _INSTALL])
-    # No journal: the file is thrown away sooner than it could need one.
-    flags = ("-q", "-F", "-L", "root", "-O", "^has_journal", "-E", "lazy_itable_init=0")
+    # A small journal: after a reset there has to be what was synced, without an fsck.
+    flags = ("-q", "-F", "-L", "root", "-J", "size=8", "-E", "lazy_itable_init=0")
     settings.run_logged([mkfs, *flags, "-d", str(tree), str(target / "root.ext4"), _SIZE])
     shutil.rmtree(tree)

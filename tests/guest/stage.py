@@ -11,7 +11,6 @@ Agents are judged by what is published under the played function's own kind and 
 
 import contextlib
 import dataclasses
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
@@ -24,7 +23,6 @@ from tests.guest.rig import Guest
 from tests.guest.topology import MANY_GPUS, NO_GPU, ONE_GPU, PORTS, Topology, slot
 
 UDEVD: Final = "systemd-udevd-kernel.socket systemd-udevd-control.socket systemd-udevd.service"
-_CONFIG: Final = "/etc/cdi-agent/config.yaml"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -123,10 +121,6 @@ class GuestStage:
 
     def start(self, scenario: Scenario) -> None:
         """Make the host what it is when the scenario begins."""
-        if any(isinstance(step, Act) and step.text == "udev slow" for step in scenario.steps):
-            # A slow udevd is slow until it catches up, however slow this machine is.
-            settings = "reconcile: {udev_timeout: 60}"
-            self.run(f"echo {shlex.quote(settings)} >>{_CONFIG}; systemctl reload cdi-agent")
         there = self.guest.sh("ls /sys/bus/pci/devices").out.split()
         self.plug([name for name in scenario.start if self.cast[name].address not in there])
         if scenario.udev is not UdevMode.AUTO:

@@ -8,12 +8,13 @@ import pytest
 
 from agent.simulate.stage import Driver
 from tests.guest.channel import Result
-from tests.guest.observers import AGENT, DISPLAY, SPECS, TOOLS, VIRTIO_GPU, Observers
+from tests.guest.client import virtual_machine
+from tests.guest.observers import AGENT, DISPLAY, SPECS, VIRTIO_GPU, Observers
 from tests.guest.rig import Guest
 from tests.guest.stage import CARD, GPU, Cast, Function, GuestStage
 from tests.guest.topology import slot
 
-pytestmark = [pytest.mark.guest, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.guest, pytest.mark.timeout(900)]
 
 THE_GPU: Final = Function(GPU, f"{slot(0)}.0")
 ONLY: Final[Cast] = {"gpu": THE_GPU}
@@ -34,16 +35,14 @@ def hung(guest: Guest, meanwhile: Callable[[], None]) -> None:
     guest.sh(f"systemctl daemon-reload; systemctl restart {AGENT}")
     guest.sh(f"systemctl kill --kill-whom=main --signal=STOP {AGENT}")
     meanwhile()
-    guest.wait_until(
-        f"journalctl --unit={AGENT} --grep='Watchdog timeout' --quiet >/dev/null", seconds=90
-    )
+    guest.wait_until(f"journalctl --unit={AGENT} --grep='Watchdog timeout' --quiet >/dev/null")
 
 
 def stopped_and_started(guest: Guest, meanwhile: Callable[[], None]) -> None:
     """Nobody keeps the specs true in between, but containers go on: the file stays."""
     guest.sh(f"systemctl stop {AGENT}")
     meanwhile()
-    guest.sh(f"test -e {OWN_FILE}; systemctl start {AGENT}", seconds=120)
+    guest.sh(f"test -e {OWN_FILE}; systemctl start {AGENT}")
 
 
 @pytest.mark.parametrize("end", [killed, hung, stopped_and_started])
@@ -69,7 +68,7 @@ BOX: Final = "/srv/box"
 def podman(guest: Guest, device: str, command: str) -> Result:
     """Run a container that has a device."""
     run = f"podman run --rm --network=none --device={device} --rootfs {BOX} /bin/busybox sh -c"
-    return guest.sh(f"{run} '{command}'", check=False, seconds=120)
+    return guest.sh(f"{run} '{command}'", check=False)
 
 
 def test_podman_gives_what_is_there_and_refuses_what_is_gone(one_gpu: Guest) -> None:
@@ -104,20 +103,15 @@ def test_a_device_that_a_virtual_machine_keeps_holds_up_nothing_else(many_gpus: 
     stage.move("gpu", Driver.VFIO)
     on_vfio = observers.agree(holds={VFIO: [THE_GPU.device], VIRTIO_GPU: [other.device]})
     group = on_vfio.functions[THE_GPU.address]["group"]
-    log = "/run/launcher.log"
-    launcher = ("python3", f"{TOOLS}/inside/launcher.py", group, THE_GPU.address)
-    many_gpus.start("launcher", f"--property=StandardOutput=file:{log}", *launcher)
-    many_gpus.wait_until(f"grep -q running {log}")
+    with virtual_machine(many_gpus, group, THE_GPU.address):
+        unbind = f"echo {THE_GPU.address} >/sys/bus/pci/drivers/vfio-pci/unbind"
+        many_gpus.sh(f"systemd-run --quiet --collect --no-block --unit=unbinder sh -c '{unbind}'")
+        many_gpus.wait_until(f"! test -e {THE_GPU.path}/driver")
+        stage.unbind("other")
+        observers.agree(holds={VFIO: [THE_GPU.device]}, without=[VIRTIO_GPU], quiet=True)
+        stage.bind("other")
+        observers.agree(holds={VFIO: [THE_GPU.device], VIRTIO_GPU: [other.device]})
 
-    unbind = f"echo {THE_GPU.address} >/sys/bus/pci/drivers/vfio-pci/unbind"
-    many_gpus.sh(f"systemd-run --quiet --collect --no-block --unit=unbinder sh -c '{unbind}'")
-    many_gpus.wait_until(f"! test -e {THE_GPU.path}/driver")
-    stage.unbind("other")
-    observers.agree(holds={VFIO: [THE_GPU.device]}, without=[VIRTIO_GPU], quiet=True)
-    stage.bind("other")
-    observers.agree(holds={VFIO: [THE_GPU.device], VIRTIO_GPU: [other.device]})
-
-    many_gpus.stop("launcher")
     observers.agree(holds={VIRTIO_GPU: [other.device]}, without=[VFIO])
     assert observers.faults() == []
 

@@ -16,7 +16,7 @@ from tests.guest.stage import CARD, GPU, Function
 from tests.guest.topology import slot
 
 # The first of them may have to build everything.
-pytestmark = [pytest.mark.guest, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.guest, pytest.mark.timeout(900)]
 
 # linux/capability.h
 CAP_DAC_READ_SEARCH: Final = 2

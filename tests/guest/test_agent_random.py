@@ -173,7 +173,7 @@ WEIGHTS: Final[dict[Callable[[Player], None], float]] = {
 
 
 @pytest.mark.guest
-@pytest.mark.timeout(60 + 10 * ACTS)
+@pytest.mark.timeout(900 + 10 * ACTS)
 def test_after_random_acts_the_specs_are_true(many_gpus: Guest) -> None:
     seed = SEED or str(random.SystemRandom().randrange(10**6))
     print(f"CDI_AGENT_GUEST_SEED={seed}")

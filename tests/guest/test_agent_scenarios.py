@@ -63,7 +63,7 @@ def changes(observers: Observers) -> int:
 
 
 @pytest.mark.guest
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("scenario", "plugged"), PERFORMANCES)
 def test_scenario(resume: Resume, scenario: Scenario, *, plugged: bool) -> None:
     topology, players = cast(scenario, plugged=plugged)
