@@ -47,7 +47,7 @@ from agent.observe.health import Verdict, health, readiness
 from agent.observe.log import Log
 from agent.observe.metrics import CONTENT_TYPE, Metrics
 from agent.observe.systemd import Notifier
-from agent.reconcile.messages import RELOAD, SPECS, Inbox, NewRules, Stop
+from agent.reconcile.messages import RELOAD, RELOAD_REFUSED, SPECS, Inbox, NewRules, Stop
 from agent.reconcile.plan import TRANSIENT
 from agent.reconcile.reconciler import Reconciler
 from agent.reconcile.state import PassReport, State
@@ -103,6 +103,8 @@ class Daemon:
         self._stopping = False
         self._owes_ready = True
         """systemd waits for READY: of the start, or of a reload."""
+        self._is_ready_news = True
+        """The next READY is that of the start, or of a configuration that came into force."""
         self._reload_by: float | None = None
         """When a reload counts as done, whatever is still waited for; None if none is under way."""
         self._hangup = asyncio.Event()
@@ -295,15 +297,18 @@ class Daemon:
             self._watch.renew()  # directories may have come since
         if self._claim_metrics is not None:
             self._claim_metrics.observe()
-        if RELOAD in report.reasons:
+        if not report.reasons.keys().isdisjoint((RELOAD, RELOAD_REFUSED)):
             self._reload_by = self._last_pass + self._parts.rules.ready_timeout
-            self._owes_ready = True
+            self._owes_ready = True  # of a reload that was refused systemd wants to hear the end
+            self._is_ready_news |= RELOAD in report.reasons
         status = _status(state)
         if self._owes_ready and self._is_done(state):
             self._owes_ready = False
             self._reload_by = None
+            if self._is_ready_news:
+                self._is_ready_news = False
+                _log.info("ready", status=status)
             self._notifier.ready(status)
-            _log.info("ready", status=status)
         else:
             self._notifier.status(status)
 
@@ -338,7 +343,9 @@ class Daemon:
                 await self._take(await asyncio.to_thread(self._reload))
             except AgentError as error:
                 _log.error("reload-refused", problem=error.sentence, hint=error.hint)
-                self._inbox.hint(Hint(reason=RELOAD, everything=True, received=time.monotonic()))
+                self._inbox.hint(
+                    Hint(reason=RELOAD_REFUSED, everything=True, received=time.monotonic())
+                )
 
     async def _take(self, config: Config) -> None:
         """Let a new configuration come into force.

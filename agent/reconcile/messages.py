@@ -22,7 +22,9 @@ from agent.vfio.model import Asked, Result
 from agent.vfio.state import Rules as ClaimRules
 
 RELOAD: Final = "reload"
-"""The reason of the pass that ends a reload, whether there is a new configuration or not."""
+"""The reason of the pass that ends a reload: a new configuration is in force."""
+RELOAD_REFUSED: Final = "reload-refused"
+"""The reason of the pass that ends a reload after which the old one is."""
 
 
 SPECS: Final = "specs"

@@ -145,6 +145,10 @@ def test_a_bad_configuration_is_refused_and_the_old_one_stays(host: PrivateHost)
         assert len(refused) == number + 1
         assert problem in refused[number]["problem"]
     assert files_written(host) == []
+    assert len(log_entries(host, "ready")) == 1, "that of the start"
+    host.inside.reload(profile(kind=OTHER_KIND))
+    assert len(log_entries(host, "ready")) == 2
+    host.inside.reload(profile())
     host.kernel.plug(B.hardware)
     becomes_true(host)
 
