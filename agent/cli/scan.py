@@ -57,6 +57,8 @@ def command(
 
     Reads only; needs no root.
     """
+    if capture is not None and output == "json":
+        raise click.UsageError("--capture writes YAML: -o json cannot be given with it")
     parts = compose.parts(config.load(config_path))
     inventory = None if source is None else captures.load(source).inventory()
     with log_to_stderr():
@@ -93,6 +95,8 @@ class _Row(msgspec.Struct, frozen=True):
 
     @property
     def device(self) -> str:
+        if self.address is None:
+            return " ".join(self.nodes)
         return f"{self.kind}={self.name}" if self.name is not None else self.kind or "-"
 
     def document(self, seen: Preview) -> dict[str, Any]:
@@ -172,10 +176,10 @@ def _print(seen: Preview, rows: list[_Row]) -> None:
         click.echo(
             "This host has no device that could be published (--all shows every PCI function)."
         )
-    lines = columns([(row.state, row.device, _explain(row)) for row in rows], indent="  ")
+    lines = columns([(row.state, row.device, why) for row, why in _explained(rows)], indent="  ")
     shown: object = ()
     for row, line in zip(rows, lines, strict=True):
-        if row.address is None or row.address != shown:
+        if row.address != shown:
             click.echo(heading(_title(seen, row.address)))
             shown = row.address
         paint = good if row.state == PUBLISH else notable
@@ -197,8 +201,13 @@ def _title(seen: Preview, address: Address | None) -> str:
     )
 
 
-def _explain(row: _Row) -> str:
-    return row.detail or " ".join(row.nodes) or "-"
+def _explained(rows: list[_Row]) -> Iterator[tuple[_Row, str]]:
+    """Each row with what there is to say of it; what is long, of many nodes alike, only once."""
+    before: _Row | None = None
+    for row in rows:
+        alike = before is not None and row.address is None and row.detail == before.detail
+        yield row, "as above" if alike else row.detail or " ".join(row.nodes) or "-"
+        before = row
 
 
 def _remarks(seen: Preview) -> Iterator[str]:

@@ -182,6 +182,20 @@ class TestScan:
         assert len(addresses) > len(json.loads(some)["devices"])
         assert addresses == sorted(addresses)
 
+    def test_nodes_of_no_function_are_named_and_what_is_alike_is_said_once(self, run: Run) -> None:
+        _, out, _ = run("scan", "--from", f"{HOSTS}/amd-mi300x-partitioned.yaml")
+        _, told = out.split("no PCI function\n")
+        first, *others = map(str.split, told.splitlines())
+        assert first[:5] == ["policy", "/dev/dri/card2", "it", "is", "a"]
+        nodes = ("card3", "card4", "renderD129", "renderD130", "renderD131")
+        assert others == [["policy", f"/dev/dri/{node}", "as", "above"] for node in nodes]
+
+    def test_a_capture_has_one_form_and_no_other_is_promised(self, run: Run) -> None:
+        capture = ("scan", "--from", f"{HOSTS}/bmc-only.yaml", "--capture", "-")
+        code, out, err = run(*capture, "-o", "json")
+        assert (code, out) == (ExitCode.USAGE, "")
+        assert "--capture writes YAML" in err
+
     def test_json_has_the_facts(self, run: Run) -> None:
         _, out, _ = run("scan", "-o", "json", "--from", f"{HOSTS}/intel-arc-b50.yaml")
         (gpu,) = [row for row in json.loads(out)["devices"] if row["kind"] == "intel.com/gpu"]
@@ -307,6 +321,89 @@ class TestCheckConfig:
         code, _, err = run("check-config", str(tmp_path / "none.yaml"))
         assert code == ExitCode.CONFIG
         assert err.startswith(f"cdi-agent: {tmp_path}/none.yaml does not exist")
+
+    @pytest.mark.parametrize(
+        "command",
+        [["check-config"], ["check-config", "-c"], ["scan", "-c"], ["status", "-c"]],
+        ids=" ".join,
+    )
+    def test_a_file_that_may_not_be_read_is_a_configuration_that_cannot_be_used(
+        self, tmp_path: Path, command: list[str]
+    ) -> None:
+        """And no wrong usage. As root there is no such file."""
+        file = tmp_path / "config.yaml"
+        file.touch(mode=0)
+        tmp_path.chmod(0o755)
+        as_nobody = (
+            "import os, sys; from agent import cli\n"
+            "from agent.cli import check_config, orders, scan\n"
+            "os.geteuid() or os.setresuid(65534, 65534, 65534)\n"
+            "cli.main(sys.argv[1:])\n"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", as_nobody, *command, file.name],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == ExitCode.CONFIG
+        assert done.stderr == "cdi-agent: config.yaml cannot be read: Permission denied\n"
+
+    @pytest.mark.parametrize(
+        ("text", "code", "out", "err"),
+        [
+            ("log: {level: debug}", 0, "standard input is good\n", ""),
+            ("lg: 1", ExitCode.CONFIG, "", "cdi-agent: standard input cannot be used:\n"),
+            ("#" * (2**20 + 1), ExitCode.CONFIG, "", "cdi-agent: standard input cannot be used:\n"),
+        ],
+        ids=["good", "bad", "too much"],
+    )
+    def test_standard_input(self, text: str, code: int, out: str, err: str) -> None:
+        done = subprocess.run(
+            [sys.executable, "-m", "agent", "check-config", "-"],
+            input=text,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode, done.stdout) == (code, out)
+        assert done.stderr.startswith(err)
+        assert bool(done.stderr) == bool(err)
+
+    def test_standard_input_that_cannot_be_read(self, tmp_path: Path) -> None:
+        with (tmp_path / "written").open("w") as only_written:
+            done = subprocess.run(
+                [sys.executable, "-m", "agent", "check-config", "-"],
+                stdin=only_written,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+        assert done.returncode == ExitCode.CONFIG
+        assert done.stderr == "cdi-agent: standard input cannot be read: Bad file descriptor\n"
+
+    def test_the_example_is_printed_as_it_is_and_can_be_used(
+        self, run: Run, tmp_path: Path
+    ) -> None:
+        code, out, err = run("check-config", "--example")
+        assert (code, err) == (0, "")
+        assert out == (Path(__file__).parents[2] / "config.example.yaml").read_text()
+        file = tmp_path / "config.yaml"
+        file.write_text(out)
+        assert run("check-config", str(file)) == (0, f"{file} is good\n", "")
+
+    def test_a_group_that_this_host_does_not_have_is_a_warning(
+        self, run: Run, tmp_path: Path
+    ) -> None:
+        """The file may be for another host."""
+        file = tmp_path / "config.yaml"
+        file.write_text("control: {group: no-such-group}\n")
+        code, out, err = run("check-config", str(file))
+        assert (code, out) == (0, f"{file} is good\n")
+        assert err.startswith("warning: control.group: this host has no group no-such-group, ")
+        file.write_text("control: {group: root}\n")
+        assert run("check-config", str(file)) == (0, f"{file} is good\n", "")
 
     def test_no_file_at_all_is_good(
         self, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
