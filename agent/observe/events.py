@@ -24,7 +24,8 @@ EVENTS: Final[Mapping[str, Event]] = {
     "started": Event("info", "The service begins; nothing has been looked at yet."),
     "ready": Event(
         "info",
-        "The first passes are done: what waits for the specs may start. Again after a reload that was taken.",
+        "The first passes are done: what waits for the specs may start. "
+        "Again after a reload that was taken.",
     ),
     "stopping": Event(
         "info", "A signal asked for the end; the pass that is under way is finished."
