@@ -347,10 +347,10 @@ def _leave(turn: Turn, claim: Claim) -> Claim:
 
 def _end(turn: Turn, claim: Claim) -> None:
     """Answer everybody: the claim is no more."""
-    left = [each.address for each in claim.moving if each.problem and each.address in turn.strays]
     strays = tuple(
-        Problem(Code.STRANDED, f"{address} is stranded: {why.sentence}", why.hint)
-        for address, why in ((address, turn.strays[address].problem) for address in left)
+        _stranded(turn, claim, each.address, each.problem)
+        for each in claim.moving
+        if each.problem is not None and each.address in turn.strays
     )
     if strays:
         outcome = Outcome.STRANDED
@@ -359,3 +359,10 @@ def _end(turn: Turn, claim: Claim) -> None:
     else:
         outcome = Outcome.UNDONE if claim.touched else Outcome.REFUSED
     turn.end(claim, outcome, strays)
+
+
+def _stranded(turn: Turn, claim: Claim, address: Address, reason: Problem) -> Problem:
+    """That a function is stranded; who has just tried to recover it is not told to do that."""
+    why = turn.strays[address].problem
+    hint = reason.hint if claim.record.recovery else why.hint
+    return Problem(Code.STRANDED, f"{address} is stranded: {why.sentence}", hint)

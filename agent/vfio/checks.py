@@ -154,7 +154,9 @@ def _claimed(case: Case) -> Iterator[Problem]:
         if claim is not None and not (case.own and claim.id == case.request.id):
             client = claim.record.request.client
             by = f"claim {claim.id}" + (f" of {client}" if client else "")
-            yield problem(Code.CLAIMED, f"{each.address} is held by {by}, which is {claim.phase}")
+            yield problem(
+                Code.CLAIMED, f"{each.address} is held by {by}, which is {claim.standing}"
+            )
 
 
 def _stranded(case: Case) -> Iterator[Problem]:
@@ -183,8 +185,8 @@ def _cooling_down(case: Case) -> Iterator[Problem]:
         cooling = case.claims.cooling.get(each.address)
         if cooling is not None and cooling.until > case.now:
             left = math.ceil(cooling.until - case.now)
-            what = f"{each.address} is left alone for {left} s, since a moment ago"
-            yield problem(Code.COOLING_DOWN, f"{what} {cooling.reason}")
+            what = f"{each.address} is left alone for {left} s, because the last claim of it failed"
+            yield problem(Code.COOLING_DOWN, f"{what}: {cooling.reason}")
 
 
 def _paused(case: Case) -> Iterator[Problem]:

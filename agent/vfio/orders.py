@@ -57,16 +57,15 @@ def _prepare(turn: Turn, ticket: int, order: Prepare) -> None:
 
 
 def _join(turn: Turn, ticket: int, order: Prepare, claim: Claim) -> None:
-    """Wait for a claim that there is already, if it is the same."""
-    if order.dry_run or _content(order) != _content(claim.record.request):
+    """Wait for a claim that there is already, if it is the same; a dry run leaves it as it is."""
+    if _content(order) != _content(claim.record.request):
         what = f"there is a claim {order.id} already, and it is for something else"
-        if order.dry_run:
-            what = f"there is a claim {order.id} already, which is {claim.phase}"
         turn.answer(ticket, order.id, problem(Code.CLAIMED, what))
     elif claim.phase is Phase.LOST and claim.problem is not None:
         turn.answer(ticket, order.id, claim.problem)
     elif claim.phase in {*THERE, Phase.DONE}:
-        turn.live[claim.id] = wait(renew(claim, order, turn.now), ticket, Wants.HELD)
+        joined = claim if order.dry_run else renew(claim, order, turn.now)
+        turn.live[claim.id] = wait(joined, ticket, Wants.HELD)
     elif claim.problem is not None and claim.problem.code not in _UNWANTED:
         turn.live[claim.id] = wait(claim, ticket, Wants.HELD)
     else:
@@ -199,7 +198,7 @@ def _recover(turn: Turn, ticket: int, order: Recover) -> None:
         running = wait(running, ticket, Wants.GONE)
         turn.live[key] = structs.replace(running, force=running.force or order.force)
     elif holder is not None:
-        what = f"{address} belongs to claim {holder.id}, which is {holder.phase}"
+        what = f"{address} belongs to claim {holder.id}, which is {holder.standing}"
         turn.answer(ticket, key, problem(Code.CLAIMED, what))
     elif stray is None and function.driver is not None and not function.on_vfio:
         turn.answer(ticket, key)  # it is where it should be

@@ -224,6 +224,11 @@ class Claim(msgspec.Struct, frozen=True):
         return self.record.id
 
     @property
+    def standing(self) -> str:
+        """How far it is, in a word for people, to whom `done` would mean that it is over."""
+        return "in force" if self.phase is Phase.DONE else self.phase.value
+
+    @property
     def moving(self) -> tuple[FunctionState, ...]:
         """The functions that the claim moves."""
         return tuple(state for state in self.functions if state.moves)

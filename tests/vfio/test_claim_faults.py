@@ -148,7 +148,12 @@ def test_a_write_that_fails_on_the_way_back_leaves_its_function_stranded(
         }
         refused = world.answers[world.ask(shape.prepare)].problems
         assert Code.STRANDED in {p.code for p in refused}
-        assert world.answers[world.ask(Recover(address))].problems, "it fails still"
+        (failed,) = world.answers[world.ask(Recover(address))].problems
+        assert "is stranded" in failed.sentence, "it fails still"
+        assert failed.hint
+        assert "recover" not in failed.hint, "that is what has just been tried"
+        told = world.claims.strays[address].problem
+        assert f"recover {address}" in told.hint, "who looks later has not tried yet"
         assert world.stranded == {address}
         world.faults.clear()
         assert world.answers[world.ask(Recover(address))].ok

@@ -490,12 +490,37 @@ def test_a_dry_run_says_everything_that_is_wrong_at_once() -> None:
     assert len(answer.moves) == 2
 
 
-def test_a_dry_run_of_a_live_claim_says_so() -> None:
+@pytest.mark.parametrize("phase", [Phase.CHECKING, Phase.MOVING, Phase.DONE, Phase.FREEING])
+def test_a_dry_run_of_a_live_claim_is_answered_as_the_same_claim_would_be(phase: Phase) -> None:
+    """And it changes nothing of it, not even how long its lease is."""
+    world = world_of()
+    leased = structs.replace(PREPARE, lease=60)
+    if phase is Phase.FREEING:
+        ask_briefly(world, leased)
+        world.post(RELEASE)
+    else:
+        world.post(leased)
+    world.until(phase)
+    record = world.claims.live["vm"].record
+    dry = world.post(structs.replace(PREPARE, dry_run=True, lease=99))
+    world.run(patience=0)
+    if "vm" in world.claims.live:
+        assert world.claims.live["vm"].record.expires_at == record.expires_at
+    real = world.post(leased)
+    world.run(patience=5)
+    if phase is Phase.FREEING:
+        assert codes(world.answers[dry]) == [Code.ENDING]
+        return
+    assert world.answers[dry].ok
+    assert world.answers[dry] == structs.replace(world.answers[real], ticket=dry)
+
+
+def test_a_dry_run_of_something_else_says_what_is_in_the_way() -> None:
     world = world_of()
     ask(world, PREPARE)
-    assert codes(ask(world, structs.replace(PREPARE, dry_run=True))) == [Code.CLAIMED]
-    other = structs.replace(PREPARE, id="other", dry_run=True)
-    assert set(codes(ask(world, other))) == {Code.CLAIMED}
+    for change in ({"id": "other"}, {"devices": (OTHER_GPU,)}):
+        order = structs.replace(PREPARE, dry_run=True, **change)
+        assert set(codes(ask(world, order))) == {Code.CLAIMED}
 
 
 def test_a_dry_run_is_in_nobodys_way() -> None:
