@@ -49,7 +49,7 @@ def command(config_path: Path | None, *, dry_run: bool, diff: bool, delete: bool
 
     with (
         log_to_stderr(settings.log),
-        instance_lock(settings.state_directory, settings.cdi.directories),
+        instance_lock(settings.state_directory, settings.cdi.directories, tidy=True),
     ):
         reconciler = Reconciler(
             inbox=Inbox(), scanner=parts.scanner, store=parts.store, rules=parts.rules

@@ -18,7 +18,7 @@ from typing import Final
 Step = Callable[[str], None]
 """Told the name of each step once it is done; a test stops the process there."""
 
-OUT_OF_MEANS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN})
+OUT_OF_MEANS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 """What says nothing about a file: this process, or the host, lacks something at the moment."""
 
 

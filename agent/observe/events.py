@@ -40,7 +40,9 @@ EVENTS: Final[Mapping[str, Event]] = {
         "error", "A bug ended the service, with its traceback. systemd starts it again."
     ),
     "no-lock": Event(
-        "warning", "The state directory cannot be written: nothing keeps a second instance away."
+        "warning",
+        "The state directory cannot be written, or `.cdi-agent.lock` in a spec directory is no"
+        " lock of ours: nothing keeps a second instance away.",
     ),
     "reloaded": Event("info", "A new configuration is in force."),
     "reload-refused": Event("error", "The new configuration is wrong; the old one stays in force."),

@@ -6,6 +6,7 @@ still stuck from the last time is not asked again, so stuck children do not pile
 
 import asyncio
 import collections
+import errno
 import os
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -28,6 +29,10 @@ HOLDERS: Final = program(holders)
 
 _READERS: Final = 16
 """Attributes that are read at a time; each costs a process."""
+
+
+_PASSES: Final = OUT_OF_MEANS | {errno.EAGAIN}
+"""Why a program cannot be started now, and can be later; EAGAIN: no more processes."""
 
 
 class _UnknownError(Exception):
@@ -171,7 +176,7 @@ class Inspector:
                 loader = Spares(self._children, self._load(driver), most=0)
                 child = await self._ask(loader, (), self._timeouts.load)
             except _UnknownError as error:
-                if getattr(error.__cause__, "errno", None) in OUT_OF_MEANS:  # not: no modprobe
+                if getattr(error.__cause__, "errno", None) in _PASSES:  # not: no modprobe
                     _note(error, unasked)
                 return ((driver, f"its module could not be loaded: {error}"),)
             if await asyncio.to_thread(modules.registered, sys, driver) is not None:

@@ -149,7 +149,8 @@ class Mischief(AgentProcess):
     def occupy(self, directory: str) -> None:
         """Hold a directory for specs as another agent does."""
         os.makedirs(directory)
-        self._occupied.append(os.open(directory, os.O_RDONLY | os.O_DIRECTORY))
+        path = f"{directory}/.cdi-agent.lock"
+        self._occupied.append(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
         fcntl.flock(self._occupied[-1], fcntl.LOCK_EX)
 
     # --- a file system that hangs -----------------------------------------------------------------
