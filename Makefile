@@ -1,6 +1,6 @@
 # Needs GNU make, bash and a Python 3.11 or newer; everything else is set up in this folder
-# (.venv*, build, dist) on first use. Only `test` and `test-guest`, and only as root, install
-# Debian packages; whatever else lacks one says which, and how to get it.
+# (.venv*, build, dist) on first use. What lacks a Debian package installs it as root, and else says
+# which, and how to get it: QEMU, podman and the like are wanted by `test` and `test-guest` only.
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c

@@ -38,7 +38,7 @@ config_option: Final = click.option(
     "-c",
     "--config",
     "config_path",
-    type=click.Path(path_type=Path),
+    type=click.Path(path_type=Path, readable=False),  # what cannot be read is no wrong usage
     default=None,
     envvar="CDI_AGENT_CONFIG",
     help="Configuration file; default: /etc/cdi-agent/config.yaml if it exists.",

@@ -3,11 +3,14 @@
 A key is one row in its package's ``settings.py`` and one in ``config.example.yaml``; this module
 knows only the sections, and what rules hold between them. It reads all of a file or refuses all of
 it: ``ConfigError`` names every fault with its key, its line and what is allowed there.
+
+``example.yaml`` is a link to ``config.example.yaml``, and so comes along with every installation.
 """
 
 import functools
 import re
 from collections.abc import Iterator, Mapping
+from importlib import resources
 from pathlib import Path
 from typing import Final
 
@@ -33,8 +36,10 @@ from agent.vfio.settings import VfioSettings
 
 DEFAULT_PATH: Final = Path("/etc/cdi-agent/config.yaml")
 
-# A profile for every device id there is takes a tenth of it.
-_BOUNDS: Final = document.Bounds(size=2**20, values=100_000, depth=24)
+MAX_SIZE: Final = 2**20
+"""Bytes of a configuration; a profile for every device id there is takes a tenth of it."""
+
+_BOUNDS: Final = document.Bounds(size=MAX_SIZE, values=100_000, depth=24)
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -120,6 +125,11 @@ def profiles(config: Config) -> tuple[Profile, ...]:
     return merge(config.cdi.profiles, _builtin())[0]
 
 
+def example() -> str:
+    """Every key with its default and what it is for, as a file that can be used."""
+    return resources.files(__name__).joinpath("example.yaml").read_text()
+
+
 @functools.cache
 def _builtin() -> tuple[Profile, ...]:
     return load_builtin()
@@ -129,7 +139,7 @@ def _refusal(source: str, faults: list[Fault]) -> ConfigError:
     ordered = sorted(faults, key=lambda fault: fault.line or 0)
     return ConfigError(
         f"{source} cannot be used",
-        hint="config.example.yaml documents every key",
+        hint="every key with its default: cdi-agent check-config --example",
         faults=tuple(map(str, ordered)),
     )
 
