@@ -13,11 +13,12 @@
 ===========  =============================  ========================================================
 
 An order is answered when it is done or refused, which takes seconds at most and the time that the
-kernel takes. Whoever hangs up changes nothing: the same order again joins the one under way. An
-answer that is no success has ``problems``, each with a stable ``code``, a sentence and a hint; a
-body that is not understood is answered with the path of the field. A body or a word of the query
-that means nothing to a path is refused: who writes ``?dryrun=true`` wants nothing to be done. Who
-asked stands in the log.
+kernel takes. Whoever hangs up changes nothing of what has begun: the same order again joins the one
+under way. What had to wait and has not begun by then is not begun any more. An answer that is no
+success has ``problems``, each with a stable ``code``, a sentence and a hint; a body that is not
+understood is answered with the path of the field. A body or a word of the query that means nothing
+to a path is refused: who writes ``?dryrun=true`` wants nothing to be done. Who asked stands in the
+log.
 """
 
 import asyncio
@@ -25,7 +26,7 @@ import json
 import re
 import time
 import urllib.parse
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Final, Protocol
 
 import msgspec
@@ -112,7 +113,10 @@ def application(
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         try:
             request = await _read(scope, receive)
-            status, document = await _Api(agent, proc, clock).answer(request)
+            answered = await _while_waited_for(_Api(agent, proc, clock).answer(request), receive)
+            if answered is None:
+                return
+            status, document = answered
         except _RefusedError as refused:
             status, document = refused.status, _refusal(refused)
         body = json.dumps(document, indent=2).encode() + b"\n"
@@ -125,6 +129,30 @@ def application(
         await send({"type": "http.response.body", "body": body})
 
     return app
+
+
+async def _while_waited_for(
+    answer: Coroutine[object, object, _Reply], receive: Receive
+) -> _Reply | None:
+    """The answer, unless whoever asked hangs up before it is there; None then.
+
+    Who hangs up stops waiting. What has begun goes on, and what has not is not begun any more.
+    """
+    answering = asyncio.create_task(answer)
+    leaving = asyncio.create_task(_until_hung_up(receive))
+    try:
+        await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
+        return answering.result() if answering.done() else None
+    finally:
+        answering.cancel()
+        leaving.cancel()
+        await asyncio.gather(answering, leaving, return_exceptions=True)
+
+
+async def _until_hung_up(receive: Receive) -> None:
+    """Wait until the client is gone; it has said all that it may say."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 class _Api:

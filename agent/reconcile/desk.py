@@ -30,16 +30,19 @@ from agent.reconcile.rules import Layout
 from agent.reconcile.state import State
 from agent.vfio.claim import advance, explain, holds
 from agent.vfio.model import (
+    RECOVERY,
     Answer,
     Asked,
     Durable,
     Effect,
     Inspection,
     Order,
+    Recover,
     Result,
     Stray,
     Written,
 )
+from agent.vfio.problems import Code, problem
 from agent.vfio.start import start
 from agent.vfio.state import Advance, Claims, Ended, Outcome, Phase, Rules, Seen
 
@@ -92,6 +95,8 @@ class Desk:
         self._early: tuple[Asked, ...] = ()
         """Orders that came before the first look succeeded."""
         self._journal_problem = ""
+        self._blind_since: float | None = None
+        """When the host could be looked at for the last time, if it cannot be now."""
         self._worker = worker
         self._owners_gone = owners_gone
         self._clock = clock
@@ -135,6 +140,7 @@ class Desk:
         published: Published,
         withheld: Mapping[Address, str],
         *,
+        specs_problem: str = "",
         orders: Sequence[Asked] = (),
         results: Iterable[Result] = (),
     ) -> None:
@@ -144,6 +150,8 @@ class Desk:
             inventory: Looked at after everything that the results tell of.
             published: What is on disk, as far as these claims have to know.
             withheld: Why a function is not published.
+            specs_problem: Why it cannot be told what is on disk; ``published`` is what was known
+                last.
             orders: New ones.
             results: What came of effects.
         """
@@ -151,7 +159,8 @@ class Desk:
             self._early = tuple(orders)
             self._start(inventory)
             return
-        orders, self._early = (*self._early, *orders), ()
+        self._blind_since = None
+        orders, self._early = tuple(filter(self._is_wanted, (*self._early, *orders))), ()
         results = tuple(results)
         self.wake_at = math.inf
         if orders and self._journal_problem:
@@ -162,6 +171,7 @@ class Desk:
             inventory=inventory,
             # Of hundreds of devices, where nobody asks, it need not be known.
             published=published(holds(before)) if orders or self.awaited else {},
+            specs_problem=specs_problem,
             saved=self._journal.saved or Durable(),
             journal_problem=self._journal_problem,
             withheld=withheld,
@@ -195,13 +205,47 @@ class Desk:
             self._started_at[effect] = self._clock()
             self._worker.start(effect)
         for answer in decided.answers:
-            reply = self._replies.pop(answer.ticket, None)
-            if reply is not None and not reply.done():
-                reply.set_result(answer)
+            self._answer(answer)
+
+    def refuse(self, orders: Iterable[Asked], why: str) -> None:
+        """Answer without a look, since there is none to be had: nothing is begun without one.
+
+        What is under way goes on when there is one; who waits for it is told so after a while.
+
+        Args:
+            orders: New ones.
+            why: The host cannot be looked at.
+        """
+        now = self._clock()
+        self._blind_since = now if self._blind_since is None else self._blind_since
+        self.wake_at = math.inf  # it is called when there is a look
+        what = problem(Code.HOST_UNKNOWN, f"nothing can be claimed or given back: {why}")
+        orders, self._early = (*self._early, *orders), ()
+        for asked in orders:
+            order = asked.order
+            name = f"{RECOVERY}{order.address}" if isinstance(order, Recover) else order.id
+            self._answer(Answer(asked.ticket, name, problems=(what,)))
+        if now < self._blind_since + self.rules.deadlines.withdraw:
+            return
+        for claim in self.claims.live.values():
+            for waiter in claim.waiters:
+                self._answer(Answer(waiter.ticket, claim.id, problems=(what,)))
 
     def look_again(self) -> None:
         """What claims depend on has changed: have ``advance`` called again at once."""
         self.wake_at = self._clock()
+
+    def _answer(self, answer: Answer) -> None:
+        reply = self._replies.pop(answer.ticket, None)
+        if reply is not None and not reply.done():
+            reply.set_result(answer)
+
+    def _is_wanted(self, asked: Asked) -> bool:
+        """Whether anybody waits for the answer: what nobody wants any more is not begun."""
+        reply = self._replies[asked.ticket]
+        if reply.cancelled():
+            del self._replies[asked.ticket]
+        return not reply.cancelled()
 
     def _start(self, inventory: Inventory) -> None:
         """Take over what an earlier agent wrote down; ``inventory`` is a look at everything."""
@@ -315,6 +359,14 @@ def _together(first: Advance, then: Advance) -> Advance:
         ended=first.ended + then.ended,
         wake_at=min(wakes, default=None),
     )
+
+
+def names_known_last(state: State, _holds: Iterable[Hold]) -> Mapping[Address, tuple[str, ...]]:
+    """The qualified names of each function that were on disk when that could be told last."""
+    found: dict[Address, tuple[str, ...]] = {}
+    for (kind, address), name in state.published.items():
+        found[address] = (*found.get(address, ()), f"{kind}={name}")
+    return found
 
 
 def names_on_disk(

@@ -15,7 +15,7 @@ import functools
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import structlog
 from msgspec import structs
@@ -26,7 +26,7 @@ from agent.errors import AgentError, LookError, StoreError
 from agent.host.hints import EVERYTHING, Hint, Scope, scope_of, widen
 from agent.host.model import DeviceNumber, Hold, Inventory
 from agent.reconcile.account import Acts, is_news, is_starting, line_of, read_back, report_of
-from agent.reconcile.desk import Desk, names_on_disk
+from agent.reconcile.desk import Desk, Published, names_known_last, names_on_disk
 from agent.reconcile.messages import (
     RELOAD,
     SPECS,
@@ -42,7 +42,7 @@ from agent.reconcile.news import news
 from agent.reconcile.plan import TRANSIENT, Plan, failed, plan, succeeded
 from agent.reconcile.ports import Looker, SpecStore, Watchdog
 from agent.reconcile.rules import Rules
-from agent.reconcile.state import PassReport, State
+from agent.reconcile.state import Key, PassReport, State
 from agent.troubles import Troubles
 from agent.vfio.model import Answer, Asked, Order, Result
 from agent.vfio.state import Claims
@@ -99,6 +99,8 @@ class Reconciler:
         """The state is what the last look found; if not, the next one is at everything."""
         self._read_at = -math.inf
         """When the latest reading of the spec directories began."""
+        self._unread: Mapping[Key, str] = {}
+        """What may have been written to disk and could not be read back."""
         self._unprepared = ""
         self._troubles = Troubles()
         self._wake_at = math.inf
@@ -204,6 +206,9 @@ class Reconciler:
 
         # Bring claims up to date, and their journal to disk, before anything follows from them.
         holds = await self._advance_claims(inventory, disk)
+        if isinstance(disk, StoreError):
+            self._state = structs.replace(before, inventory=inventory)
+            raise disk  # claims depend on the host; all that follows, on the disk
 
         # Decide.
         wanted = desired(inventory, self._rules.profiles, holds, self._rules.policy, before.desired)
@@ -229,9 +234,11 @@ class Reconciler:
             decision = decide(disk, acts.memory)
             acts.memory = decision.memory
         acts.withdrawn_at = self._clock()
+        self._unread = decision.published
         await self._perform(decision.publications, acts)
         if acts.done:
             disk = await self._read_again()
+        self._unread = {}
 
         # Account.
         state = self._next_state(inventory, wanted, disk, decision, acts)
@@ -305,16 +312,25 @@ class Reconciler:
             message.taken.set_result(None)
         return (Hint(RELOAD, everything=True, received=self._clock()),)
 
-    async def _advance_claims(self, inventory: Inventory, disk: Disk) -> tuple[Hold, ...]:
+    async def _advance_claims(
+        self, inventory: Inventory, disk: Disk | StoreError
+    ) -> tuple[Hold, ...]:
         """Hand the desk what is true; what claims mean for publishing."""
         if self._desk is None:
             return ()
         orders, self._orders = self._orders, []
         results, self._results = self._results, []
+        state, specs_problem = self._state, ""
+        published: Published = functools.partial(names_known_last, state)
+        if isinstance(disk, StoreError):
+            specs_problem = disk.sentence
+        else:
+            published = functools.partial(names_on_disk, state, disk, self._rules.layout)
         await self._desk.advance(
             inventory,
-            functools.partial(names_on_disk, self._state, disk, self._rules.layout),
-            {w.address: w.detail for w in self._state.withheld},
+            published,
+            {w.address: w.detail for w in state.withheld},
+            specs_problem=specs_problem,
             orders=orders,
             results=results,
         )
@@ -375,9 +391,20 @@ class Reconciler:
         facts = [hint for hint in hints if hint.reason != SPECS]
         return scope_of(facts, inventory) | widen(Scope(addresses=frozenset(awaited)), inventory)
 
-    def _look(self, scope: Scope, previous: Inventory) -> tuple[Inventory, Disk]:
-        """Read the host and the spec directories; runs in a thread."""
-        return self._scanner.scan(scope, previous), self._store.read()
+    def _look(self, scope: Scope, previous: Inventory) -> tuple[Inventory, Disk | StoreError]:
+        """Read the host and the spec directories; runs in a thread.
+
+        Returns:
+            What the host has, and what the directories have or why they cannot be read.
+
+        Raises:
+            LookError: The host cannot be read.
+        """
+        inventory = self._scanner.scan(scope, previous)
+        try:
+            return inventory, self._store.read()
+        except StoreError as error:
+            return inventory, error
 
     async def _perform(self, actions: Iterable[Action], acts: Acts) -> bool:
         """Do these actions in order; a failure is remembered and the rest goes on.
@@ -453,11 +480,14 @@ class Reconciler:
     ) -> PassReport:
         """A pass that came to nothing: the host or the spec directory cannot be read.
 
-        The state stays as it was, and the next pass looks at everything: nothing is believed of
-        what was not read.
+        What is published stays as it was known last, and the next pass looks at everything: nothing
+        is believed of what was not read. Claims need the host alone, and wait for nothing else.
         """
         before = self._state
         if self._desk is not None:
+            if isinstance(error, LookError):
+                orders, self._orders = self._orders, []
+                self._desk.refuse(orders, error.sentence)
             self._desk.begin()  # what was decided before it failed: nobody else would answer
         now = self._clock()
         if error.sentence not in before.problems and self._troubles.is_news(error.sentence, now):
@@ -465,6 +495,7 @@ class Reconciler:
         self._state = structs.replace(
             before,
             passes=before.passes + 1,
+            published={**before.published, **self._unread},
             claims=self._claims,
             problems=(error.sentence,),
         )

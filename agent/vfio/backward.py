@@ -39,13 +39,21 @@ def turn_back(turn: Turn, claim: Claim, why: Problem | None) -> Claim:
 
 
 def releasing(turn: Turn, claim: Claim) -> Claim | None:
-    """The journal has to say that the claim is not in force, and the specs must not have it."""
+    """The journal has to say that the claim is not in force, and the specs must not have it.
+
+    If it cannot be told what the specs have, what they had when that was known last stays where it
+    is. Of the rest (after a start nothing is known) no entry can be true but that of a claim which
+    was not in force: that is waited for a while, and then weighs less than a device without driver.
+    """
     if not turn.is_journalled(claim):
         if turn.journal_failed(claim):
             what = f"the journal could not be written: {turn.seen.journal_problem}"
             return _hinder(turn, claim, problem(Code.JOURNAL_FAILED, what))
         return claim
-    published = [each.address for each in claim.moving if turn.is_published(each.address)]
+    published = [each.address for each in claim.moving if turn.may_be_published(each.address)]
+    unknown = turn.specs_unknown()
+    if unknown is not None and (published or not turn.overdue(claim, turn.deadlines.withdraw)):
+        return _hinder(turn, claim, unknown)
     if not published:
         return turn.enter(claim, Phase.FREEING)
     if turn.overdue(claim, turn.deadlines.withdraw):

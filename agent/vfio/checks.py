@@ -189,6 +189,13 @@ def _cooling_down(case: Case) -> Iterator[Problem]:
             yield problem(Code.COOLING_DOWN, f"{what}: {cooling.reason}")
 
 
+def _specs_unknown(case: Case) -> Iterator[Problem]:
+    """It could be neither withdrawn nor published."""
+    if case.seen.specs_problem:
+        what = f"it cannot be told what is published: {case.seen.specs_problem}"
+        yield problem(Code.SPECS_UNKNOWN, what)
+
+
 def _paused(case: Case) -> Iterator[Problem]:
     if case.rules.paused and case.moving:
         yield problem(Code.PAUSED, "moving devices is paused")
@@ -349,6 +356,7 @@ BY_LOOK: Final[Sequence[_Check]] = (
     _hung,
     _cooling_down,
     _paused,
+    _specs_unknown,
     _foreign_binding,
     _not_in_group,
     _not_viable,

@@ -47,12 +47,13 @@ def withdrawing(turn: Turn, claim: Claim) -> Claim | None:
         return claim
     if not claim.moving:
         return turn.enter(claim, Phase.PUBLISHING)
-    published = [each.address for each in claim.moving if turn.is_published(each.address)]
+    published = [each.address for each in claim.moving if turn.may_be_published(each.address)]
     if not published:
         return turn.enter(claim, Phase.GUARDING)
     if turn.overdue(claim, turn.deadlines.withdraw):
         what = f"the entries of {', '.join(published)} could not be withdrawn from the specs"
-        return turn_back(turn, claim, problem(Code.WITHDRAW_FAILED, what))
+        why = turn.specs_unknown() or problem(Code.WITHDRAW_FAILED, what)
+        return turn_back(turn, claim, why)
     return claim
 
 
@@ -101,7 +102,8 @@ def publishing(turn: Turn, claim: Claim) -> Claim | None:
             for address in missing
         ]
         what = f"not published in time: {', '.join(reasons)}"
-        return turn_back(turn, claim, problem(Code.NOT_PUBLISHED, what, address=missing[0]))
+        why = turn.specs_unknown() or problem(Code.NOT_PUBLISHED, what, address=missing[0])
+        return turn_back(turn, claim, why)
     return claim
 
 

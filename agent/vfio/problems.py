@@ -59,6 +59,10 @@ class Code(enum.StrEnum):
     """What must be on disk before a device is touched could not be written."""
     WITHDRAW_FAILED = "withdraw-failed"
     """Its entry could not be taken out of its spec."""
+    SPECS_UNKNOWN = "specs-unknown"
+    """The spec directory cannot be read: nobody knows what is published."""
+    HOST_UNKNOWN = "host-unknown"
+    """The host cannot be looked at."""
     CHANGED = "changed"
     """Somebody else changed it while it was being moved."""
     MOVE_FAILED = "move-failed"
@@ -116,6 +120,8 @@ HINTS: Final[Mapping[Code, str]] = {
     Code.PAUSED: "`cdi-agent resume` lets devices be moved again",
     Code.JOURNAL_FAILED: "see to the space and the permissions of the state directory",
     Code.WITHDRAW_FAILED: "see to the space and the permissions of the spec directory",
+    Code.SPECS_UNKNOWN: "see to the spec directory: it has to be one, and readable for the agent",
+    Code.HOST_UNKNOWN: "the log says what the agent lacks",
     Code.CHANGED: "let one program move it",
     Code.MOVE_FAILED: "the kernel's log may say why",
     Code.NO_MEANS: "see to the memory, the processes and the open files of this host",
@@ -134,12 +140,14 @@ RETRYABLE: Final = frozenset(
         Code.CLAIMED,
         Code.COOLING_DOWN,
         Code.ENDING,
+        Code.HOST_UNKNOWN,
         Code.HUNG,
         Code.INTERRUPTED,
         Code.IN_USE,
         Code.JOURNAL_FAILED,
         Code.NO_MEANS,
         Code.PAUSED,
+        Code.SPECS_UNKNOWN,
         Code.WITHDRAW_FAILED,
     }
 )

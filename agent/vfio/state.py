@@ -128,7 +128,11 @@ class Seen(msgspec.Struct, frozen=True):
     inventory: Inventory
     """Read after everything that ``results`` tell of had happened."""
     published: Mapping[Address, tuple[str, ...]] = msgspec.field(default_factory=dict)
-    """The qualified CDI names of each function that are on disk."""
+    """The qualified CDI names of each function that are on disk; as it was known last, while
+    ``specs_problem`` says that it is not known now."""
+    specs_problem: str = ""
+    """Why it cannot be told what is on disk. Then nothing counts as published, and nothing as
+    withdrawn that was published: who asks is refused, and what waits for it has its deadline."""
     saved: Durable = msgspec.field(default_factory=Durable)
     """What the journal has on disk, fsynced."""
     journal_problem: str = ""

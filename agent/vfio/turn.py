@@ -22,7 +22,7 @@ from agent.vfio.model import (
     Origin,
     Stray,
 )
-from agent.vfio.problems import Code, Problem, hint_for
+from agent.vfio.problems import Code, Problem, hint_for, problem
 from agent.vfio.state import (
     Advance,
     Claim,
@@ -105,8 +105,22 @@ class Turn:
         return Absence.GONE
 
     def is_published(self, address: Address) -> bool:
-        """Whether a spec on disk has it."""
+        """Whether a spec on disk has it, for certain."""
+        return not self.seen.specs_problem and self.may_be_published(address)
+
+    def may_be_published(self, address: Address) -> bool:
+        """Whether a spec on disk has it, or had it when that was known last.
+
+        Nobody else puts it there, so what had been withdrawn by then still is.
+        """
         return bool(self.seen.published.get(address))
+
+    def specs_unknown(self) -> Problem | None:
+        """That it cannot be told what the specs have."""
+        if not self.seen.specs_problem:
+            return None
+        what = f"it cannot be told what is published: {self.seen.specs_problem}"
+        return problem(Code.SPECS_UNKNOWN, what)
 
     def is_journalled(self, claim: Claim) -> bool:
         """Whether the disk says what an agent that starts after a crash would have to undo."""
@@ -136,7 +150,7 @@ class Turn:
         return (
             address not in self.children
             and self.is_journalled(claim)
-            and not self.is_published(address)
+            and not self.may_be_published(address)
         )
 
     # --- acting -----------------------------------------------------------------------------------
@@ -221,14 +235,13 @@ class Turn:
         self.wake(claim.since + limit)
         return False
 
-    def strand(self, state: FunctionState, problem: Problem) -> None:
+    def strand(self, state: FunctionState, why: Problem) -> None:
         """Remember that a function could not be brought back; the hint is what frees it."""
         found = self.find(state.origin)
         driver = found.driver if isinstance(found, Function) else None
-        code = Code.DEAD if problem.code is Code.DEAD else Code.STRANDED
-        hint = hint_for(code, state.address)
-        problem = structs.replace(problem, hint=hint)
-        self.strays[state.address] = Stray(state.origin, problem, driver)
+        code = Code.DEAD if why.code is Code.DEAD else Code.STRANDED
+        why = structs.replace(why, hint=hint_for(code, state.address))
+        self.strays[state.address] = Stray(state.origin, why, driver)
 
     # --- answering --------------------------------------------------------------------------------
 

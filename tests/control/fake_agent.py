@@ -1,5 +1,6 @@
 """An agent that has something of everything, and remembers what it is asked."""
 
+import asyncio
 from typing import Any
 
 from msgspec import structs
@@ -77,6 +78,11 @@ class FakeAgent:
         self.dry_run = False
         """What it has is a dry run, and no claim."""
         self.reply = Answer(1, "vm", names=(NAME,))
+        self.asked = asyncio.Event()
+        self.has_time: asyncio.Event | None = None
+        """Until this is set it answers nobody, if there is one."""
+        self.left: list[Order] = []
+        """What nobody waits for any more."""
 
     @property
     def prepared(self) -> list[Prepare]:
@@ -88,6 +94,13 @@ class FakeAgent:
 
     async def submit(self, order: Order) -> Answer:
         self.orders.append(order)
+        self.asked.set()
+        if self.has_time is not None:
+            try:
+                await self.has_time.wait()
+            except asyncio.CancelledError:
+                self.left.append(order)
+                raise
         return self.reply
 
     async def pause(self, *, paused: bool) -> None:

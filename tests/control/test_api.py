@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from agent.control.api import ROUTES, application
 from agent.control.client import UnreachableError, call
-from agent.control.http import Limits
+from agent.control.http import Limits, Message
 from agent.control.server import HttpService
 from agent.control.sockets import UnixAddress, bind
 from agent.host.model import HoldMode
@@ -363,3 +363,23 @@ class TestNotUnderstood:
 async def test_a_client_without_an_agent_says_so(tmp_path: Path) -> None:
     with pytest.raises(UnreachableError, match="no agent answers at"):
         await asyncio.to_thread(call, str(tmp_path / "none.sock"), "GET", "/v1/status")
+
+
+async def test_who_hangs_up_stops_waiting() -> None:
+    """Then an order that has not begun is not begun any more; nothing is sent to nobody."""
+    agent = FakeAgent()
+    agent.has_time = asyncio.Event()
+    said: asyncio.Queue[Message] = asyncio.Queue()
+    said.put_nowait({"type": "http.request", "body": b"", "more_body": False})
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope = {"method": "DELETE", "raw_path": b"/v1/claims/vm", "query_string": b""}
+    asking = asyncio.ensure_future(application(agent)(scope, said.get, send))
+    await asyncio.wait_for(agent.asked.wait(), 30)
+    said.put_nowait({"type": "http.disconnect"})
+    await asyncio.wait_for(asking, 30)
+    assert agent.left == [Release("vm", client="unknown")]
+    assert sent == []

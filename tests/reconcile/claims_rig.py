@@ -16,7 +16,9 @@ from agent.cdi.offers import Policy
 from agent.cdi.parse import parse
 from agent.cdi.profiles import load_builtin
 from agent.cdi.store import Store
-from agent.host.model import Address, HoldMode
+from agent.errors import LookError
+from agent.host.hints import Hint, Scope
+from agent.host.model import Address, HoldMode, Inventory
 from agent.host.scan import Scanner
 from agent.reconcile.desk import Desk
 from agent.reconcile.messages import Finished, Inbox, Stop
@@ -35,6 +37,17 @@ from agent.vfio.worker import Worker
 BOOT = "0" * 32
 PROFILES = load_builtin()
 P = ParamSpec("P")
+
+
+class FailingScanner(Scanner):
+    """The real scanner, in a process that can be made to lack the means to look."""
+
+    fault: str | None = None
+
+    def scan(self, scope: Scope, previous: Inventory) -> Inventory:
+        if self.fault is not None:
+            raise LookError(self.fault)
+        return super().scan(scope, previous)
 
 
 class FailingJournal(Journal):
@@ -100,21 +113,23 @@ class ClaimsRig:
             boot_id=BOOT,
         )
         self.store = Store(self.specs, self.folder / "state", ())
+        self.scanner = FailingScanner(
+            sys=host / "sys",
+            dev=host / "dev",
+            run=host / "run",
+            proc=host / "proc",
+            stat_node=stat_plain,
+        )
         self.reconciler = Reconciler(
             inbox=self.inbox,
-            scanner=Scanner(
-                sys=host / "sys",
-                dev=host / "dev",
-                run=host / "run",
-                proc=host / "proc",
-                stat_node=stat_plain,
-            ),
+            scanner=self.scanner,
             store=self.store,
             rules=Rules(
                 profiles=PROFILES,
                 policy=Policy(),
                 layout=Layout(directory=str(self.specs)),
                 timing=Timing(),
+                resync_blind=0.05,
             ),
             desk=self.desk,
             on_pass=lambda report, state: self.passes.put_nowait((report, state)),
@@ -153,6 +168,10 @@ class ClaimsRig:
 
     async def release(self, claim: str) -> Answer:
         return await self.submit(Release(claim))
+
+    def hint(self) -> None:
+        """Let something have happened, whatever it was."""
+        self.inbox.hint(Hint("test", everything=True, received=time.monotonic()))
 
     async def driver_of(self, address: str) -> str | None:
         return await asyncio.to_thread(self.kernel.driver_of, address)

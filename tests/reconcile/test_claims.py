@@ -5,12 +5,15 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 from structlog.testing import capture_logs
 
+from agent.host.model import Address
 from agent.simulate.host import arc_b50, arc_b60
-from agent.vfio.journal import FILE_NAME
+from agent.vfio.journal import FILE_NAME, Journal
+from agent.vfio.model import Recover
 from agent.vfio.problems import Code
-from agent.vfio.state import Phase
+from agent.vfio.state import Deadlines, Phase
 from tests.reconcile.claims_rig import ClaimsRig
 
 B50, B60 = "0000:03:00.0", "0000:07:00.0"
@@ -123,4 +126,83 @@ async def test_a_journal_that_cannot_be_saved_touches_nothing(host: ClaimsRig) -
         await host.until(lambda state: not state.claims.live)
         assert host.published() == GPU
         host.journal.fault = None
+        assert (await host.prepare("vm", B50)).ok
+
+
+def replace_by_a_link(folder: Path) -> None:
+    """As some administrators do with a directory of another name; no consumer follows it."""
+    folder.rename(folder.with_name("elsewhere"))
+    folder.symlink_to(folder.with_name("elsewhere"))
+
+
+def put_back(folder: Path) -> None:
+    folder.unlink()
+    folder.with_name("elsewhere").rename(folder)
+
+
+async def test_without_a_spec_directory_every_order_is_answered(host: ClaimsRig) -> None:
+    """And what had to wait for it goes on as soon as there is one again."""
+    await host.do(host.kernel.plug, *arc_b60())
+    async with host.agent():
+        assert (await host.prepare("vm", B50)).ok
+        await host.do(replace_by_a_link, host.specs)
+        for answer in (await host.release("vm"), await host.prepare("other", B60)):
+            assert [each.code for each in answer.problems] == [Code.SPECS_UNKNOWN]
+            assert "symbolic link" in answer.problems[0].sentence
+        assert (await host.submit(Recover(Address(B60)))).ok, "it is where it should be"
+        assert await host.driver_of(B50) == "vfio-pci", "its entry may still be used"
+        await host.do(put_back, host.specs)
+        await host.until(lambda state: not state.claims.live)
+        assert await host.driver_of(B50) == "xe"
+
+
+async def test_an_agent_that_finds_no_spec_directory_undoes_what_was_under_way(
+    host: ClaimsRig,
+) -> None:
+    async with host.agent():
+        assert (await host.prepare("vm", B50)).ok
+    await _tear(host)
+    await host.do(replace_by_a_link, host.specs)
+    host.deadlines = Deadlines(withdraw=0.01, restore=0.01)
+    async with host.agent():
+        await host.until(lambda state: not state.claims.live)
+        assert await host.driver_of(B50) == "xe"
+
+
+async def _tear(host: ClaimsRig) -> None:
+    """Let the journal be as if the agent had died before its claim was in force."""
+    journal = Journal(str(host.folder / "state"))
+    durable = (await asyncio.to_thread(journal.load)).durable
+    assert durable is not None
+    (record,) = durable.claims
+    await journal.save(structs.replace(durable, claims=(structs.replace(record, done=False),)))
+
+
+async def test_without_a_look_at_the_host_every_order_is_refused(host: ClaimsRig) -> None:
+    """Nothing is begun by a look of before, and nothing later by an order of then."""
+    async with host.agent():
+        host.scanner.fault = "too many open files"
+        for answer in (await host.prepare("vm", B50), await host.submit(Recover(Address(B50)))):
+            assert [each.code for each in answer.problems] == [Code.HOST_UNKNOWN]
+            assert answer.problems[0].retryable
+            assert "too many open files" in answer.problems[0].sentence
+        host.scanner.fault = None
+        state = await host.until(lambda state: not state.problems)
+        assert not state.claims.live
+        assert (await host.prepare("vm", B50)).ok
+
+
+async def test_who_waits_for_a_claim_hears_when_the_host_cannot_be_looked_at(
+    host: ClaimsRig,
+) -> None:
+    """What they wait for goes on when it can."""
+    host.deadlines = Deadlines(withdraw=0.01)
+    async with host.agent():
+        asking = asyncio.create_task(host.prepare("vm", B50))
+        await host.until(lambda state: "vm" in state.claims.live)
+        host.scanner.fault = "too many open files"
+        host.hint()
+        answer = await asking
+        assert [each.code for each in answer.problems] == [Code.HOST_UNKNOWN]
+        host.scanner.fault = None
         assert (await host.prepare("vm", B50)).ok

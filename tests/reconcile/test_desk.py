@@ -1,6 +1,7 @@
 """The desk for claims by itself: what it hands to ``vfio.claim``, and when."""
 
 import asyncio
+import math
 from collections.abc import Iterable, Mapping
 
 import pytest
@@ -20,6 +21,7 @@ from agent.vfio.model import (
     Release,
     Result,
 )
+from agent.vfio.problems import Code
 from agent.vfio.state import Phase, Rules
 from tests.vfio.world import GPU, Chip, World
 
@@ -103,6 +105,32 @@ async def test_an_order_that_came_before_the_first_look_is_not_lost(bench: Bench
     assert not reply.done(), "what is on disk is not known in the first pass"
     await bench.run_pass()
     assert (await answer_to(reply)).ok
+
+
+async def test_what_nobody_waits_for_any_more_is_not_begun(bench: Bench) -> None:
+    """It came while nothing could be begun, and whoever sent it has hung up since."""
+    early, reply = bench.desk.register(PREPARE)
+    await bench.run_pass(early)
+    reply.cancel()
+    later, other = bench.desk.register(PREPARE)
+    other.cancel()
+    await bench.run_pass(later)
+    assert not bench.desk.claims.live
+    assert not bench.worker.effects
+
+
+async def test_without_a_look_nothing_is_begun_and_nobody_waits(bench: Bench) -> None:
+    """Not even for the deadlines of what is under way."""
+    early, reply = bench.desk.register(PREPARE)
+    await bench.run_pass(early)
+    asked, other = bench.desk.register(Release("vm"))
+    bench.desk.refuse([asked], "too many open files")
+    for each in (reply, other):
+        (problem,) = (await answer_to(each)).problems
+        assert (problem.code, problem.retryable) == (Code.HOST_UNKNOWN, True)
+    assert bench.desk.wake_at == math.inf
+    await bench.run_pass()
+    assert not bench.desk.claims.live
 
 
 async def test_who_uses_a_device_is_asked_again_only_when_no_entry_gives_it_any_more(

@@ -150,6 +150,9 @@ def is_slow(world: "World", write: Write) -> Written | None:
 class World:
     """The host, and the agent on it."""
 
+    specs_problem: str = ""
+    """Why the specs can be neither read nor written."""
+
     def __init__(self, *chips: Chip, rules: Rules = Rules()) -> None:  # noqa: B008 - immutable
         self.chips = {chip.address: chip for chip in chips}
         self.rules = rules
@@ -166,6 +169,8 @@ class World:
         self.faults: list[tuple[Callable[[Write], bool], Fault]] = []
         self.journal_full = False
         self.specs_readonly = False
+        self.known_specs: dict[Address, tuple[str, ...]] = {}
+        """What was in them when they could be read last."""
         self.nodes_never_come: set[Address] = set()
         self.unavailable: dict[str, str] = {}
         self.holders: list[Holder] = []
@@ -270,6 +275,7 @@ class World:
         self.claims = started.claims
         self.pending = list(started.effects)
         self.results, self.orders, self.wake_at = [], [], None
+        self.known_specs = {}
         self._journal_problem = ""
         self.step()
 
@@ -289,7 +295,7 @@ class World:
         raise AssertionError(message)
 
     def _surroundings(self) -> tuple[object, ...]:
-        return dict(self.specs), self.disk, self._journal_problem, self._facts()
+        return dict(self.specs), self.specs_problem, self.disk, self._journal_problem, self._facts()
 
     def step(self) -> None:
         """One pass, in the order that the reconciler keeps."""
@@ -314,9 +320,12 @@ class World:
             self._perform(effect)
 
     def _advance(self, orders: Sequence[Asked] = (), results: Sequence[Result] = ()) -> None:
+        if not self.specs_problem:
+            self.known_specs = dict(self.specs)
         seen = Seen(
             inventory=self.look(),
-            published=dict(self.specs),
+            published=self.known_specs,
+            specs_problem=self.specs_problem,
             saved=self.disk,
             journal_problem=self._journal_problem,
             owners_gone=self.owners_gone,
@@ -375,6 +384,8 @@ class World:
 
     def publish(self) -> None:
         """Write the specs: first what goes, then what comes."""
+        if self.specs_problem:
+            return
         wanted = dict(self._offers())
         for address in tuple(self.specs):
             if wanted.get(address) != self.specs[address] and not self.specs_readonly:
@@ -469,7 +480,8 @@ class World:
     def _write(self, write: Write) -> Written | None:
         address = write.address
         assert address not in self.stuck, f"{write} to a function that hangs"
-        assert address not in self.specs, f"{write} to a function that is published"
+        is_known = not self.specs_problem or address in self.known_specs
+        assert not (is_known and address in self.specs), f"{write} to a function that is published"
         assert address in origins(self.disk), f"{write} before the journal has its origin"
         assert not any(
             record.done and any(origin.address == address for origin in record.origins)
