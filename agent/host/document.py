@@ -20,9 +20,7 @@ import yaml
 _LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _MAX_SENTENCE: Final = 200
 # What the parser's reader refuses (YAML 1.1, "printable characters").
-_NOT_YAML: Final = re.compile(
-    "[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
-)
+_NOT_YAML: Final = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 class DocumentError(ValueError):
