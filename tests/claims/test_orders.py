@@ -17,6 +17,7 @@ from agent.simulate.host import arc_b50, arc_b60, integrated_intel
 from tests.claims.conftest import MakeHost
 from tests.claims.host import DRIVERS, ClaimHost, Document
 from tests.claims.shapes import B50, B60, NAME, NATIVE, ONE, VFIO_NAME
+from tests.control.guide import examples
 
 pytestmark = pytest.mark.claims
 
@@ -297,6 +298,16 @@ def test_a_dry_run_touches_nothing(make_host: MakeHost) -> None:
         assert host.world() == free
         assert host.claims()["claims"] == []
         assert journal.read_bytes() == said
+
+
+def test_the_examples_of_the_guide_do_what_it_says_one_after_another(make_host: MakeHost) -> None:
+    with ONE.make(make_host) as host:
+        host.start()
+        free = host.world()
+        for method, route, body in examples():
+            answer = host.ask(method, route, body)
+            assert answer.get("problems", []) == [], (method, route)
+        assert host.world() == free
 
 
 def test_two_claims_at_once_proceed_side_by_side(make_host: MakeHost) -> None:

@@ -2,9 +2,7 @@
 
 import asyncio
 import dataclasses
-import json
 import os
-import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from agent.vfio.children import started_at
 from agent.vfio.model import Answer, Move, Prepare, Recover, Release
 from agent.vfio.problems import Code, Problem
 from tests.control.fake_agent import GONE, NAME, REUSED, A, B, FakeAgent
+from tests.control.guide import examples
 
 US = f"pid {os.getpid()}, uid {os.getuid()}"
 
@@ -223,22 +222,15 @@ class TestWhoAsked:
         assert logs == [{"event": "order", "log_level": "info", "order": "pause", "client": US}]
 
 
-EXAMPLES = re.compile(
-    r"^agent http://localhost(\S+)(?: --request (\S+))?(?: --data '(.*)')?$", re.MULTILINE
-)
-
-
 async def test_the_guide_has_an_example_of_each_call_and_each_is_understood(
     control: Socket,
 ) -> None:
-    guide = await asyncio.to_thread((Path(__file__).parents[2] / "README.md").read_text)
     shown = set()
-    for example, method, data in EXAMPLES.findall(guide):
+    for method, example, body in await asyncio.to_thread(lambda: list(examples())):
         route = example.replace("desktop", "vm")  # what the agent here has
-        body = json.loads(data) if data else None
-        status, document = await control.call(method or "GET", route, body)
+        status, document = await control.call(method, route, body)
         assert status == 200, document
-        shown.add((method or "GET", route.split("/")[2].partition("?")[0], route.count("/") - 1))
+        shown.add((method, route.split("/")[2].partition("?")[0], route.count("/") - 1))
     assert shown == ROUTES.keys()
 
 
