@@ -10,7 +10,10 @@ from agent.host.model import Address, DeviceNumber, Node, address_order
 
 
 class Reason(enum.StrEnum):
-    """Why a device is not published: a closed set, used as a metric's label."""
+    """Why a device is not published: a closed set, used as a metric's label.
+
+    The guide's table is made of the members' docstrings.
+    """
 
     UNMATCHED = "unmatched"
     """No profile recognises the function, though it has nodes or a display class."""
@@ -20,6 +23,7 @@ class Reason(enum.StrEnum):
     """A profile recognises it and publishes nothing for it (PF with VFs, partition, switched off,
     …), or nothing is to be published at all."""
     NO_DRIVER = "no-driver"
+    """No driver has it."""
     FOREIGN_DRIVER = "foreign-driver"
     """Its driver belongs to another toolkit, or is none that the profile knows."""
     NODE_MISSING = "node-missing"

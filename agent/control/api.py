@@ -46,9 +46,13 @@ _log = structlog.get_logger()
 MAX_BODY: Final = 65_536
 _UNAVAILABLE: Final = 503
 UNAVAILABLE: Final = "unavailable"
-"""The code of what cannot be answered now, for the lack of something of this host."""
 UNKNOWN_CLAIM: Final = "unknown-claim"
-"""The code of a question about a claim that there is not."""
+OWN_CODES: Final = (
+    (UNAVAILABLE, _UNAVAILABLE, True, "The process that is to own the claim cannot be looked for."),
+    (UNKNOWN_CLAIM, 404, False, "There is no such claim to tell about."),
+)
+"""Codes that only this module knows: with the status, whether the same may succeed later, and
+what it means."""
 _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,126}")
 
 STATUS: Final = {Code.INVALID: 400, Code.UNKNOWN_DEVICE: 404, Code.NOT_STRANDED: 404}

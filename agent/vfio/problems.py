@@ -14,7 +14,10 @@ from agent.host.model import Address
 
 
 class Code(enum.StrEnum):
-    """What can be wrong: stable words for programs, metrics and the log."""
+    """What can be wrong: stable words for programs, metrics and the log.
+
+    The guide's table is made of the members' docstrings.
+    """
 
     UNKNOWN_DEVICE = "unknown-device"
     """No such function, or no profile publishes it in that mode, or it has gone."""
@@ -29,6 +32,7 @@ class Code(enum.StrEnum):
     HUNG = "hung"
     """A write to it has not returned."""
     IOMMU_OFF = "iommu-off"
+    """It is in no IOMMU group: the IOMMU is off, or not for this device."""
     NO_IOMMU_MODE = "no-iommu-mode"
     """VFIO would take it without an IOMMU, which protects nobody."""
     GROUP_NOT_VIABLE = "group-not-viable"
@@ -40,6 +44,7 @@ class Code(enum.StrEnum):
     DRIVER_UNSUITABLE = "driver-unsuitable"
     """The driver is none of VFIO's, or is made for other devices."""
     ACTIVE_VFS = "active-vfs"
+    """It has VFs, which would vanish."""
     IN_USE = "in-use"
     """A process holds a node of it open."""
     HOLDERS_UNKNOWN = "holders-unknown"
@@ -55,6 +60,7 @@ class Code(enum.StrEnum):
     COOLING_DOWN = "cooling-down"
     """It could not be moved a moment ago."""
     PAUSED = "paused"
+    """An administrator lets no claim begin to move a device."""
     JOURNAL_FAILED = "journal-failed"
     """What must be on disk before a device is touched could not be written."""
     WITHDRAW_FAILED = "withdraw-failed"

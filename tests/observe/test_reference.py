@@ -1,19 +1,26 @@
-"""The README's tables of metrics and log entries are what the code says, to the word.
+"""The README's tables of metrics, log entries, codes and reasons are what the code says.
 
 ``GOLDEN=write`` writes them anew.
 """
 
+import ast
+import enum
+import inspect
 import os
 import re
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from prometheus_client.core import Metric
 
+from agent.cdi.offers import Reason
+from agent.control import api
 from agent.observe.claim_metrics import ClaimMetrics
 from agent.observe.events import EVENTS
 from agent.reconcile.state import State
+from agent.vfio.problems import RETRYABLE, Code
 from tests.observe.test_metrics import Rig
 
 README = Path(__file__).parents[2] / "README.md"
@@ -42,6 +49,33 @@ def metric_row(family: Metric) -> str:
     return f"| `{family.name}{suffix}{of}` | {family.type} | {family.documentation} |"
 
 
+def docstrings(cls: type[enum.StrEnum]) -> Iterator[tuple[str, str]]:
+    """What stands below each member of an enumeration, by its value."""
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+    assert isinstance(tree, ast.ClassDef)
+    for node, after in zip(tree.body, [*tree.body[1:], None], strict=True):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            assert isinstance(after, ast.Expr), f"{node.targets[0].id} says nothing of itself"
+            assert isinstance(after.value, ast.Constant)
+            yield cls[node.targets[0].id].value, _plain(str(after.value.value))
+
+
+def _plain(docstring: str) -> str:
+    """One line of a table, with the marks of Markdown."""
+    return " ".join(docstring.split()).replace("``", "`")
+
+
+def code_rows() -> Iterator[str]:
+    """A line for each code of a refusal, in order."""
+    told = {
+        code: (api.STATUS.get(Code(code), 409), Code(code) in RETRYABLE, meaning)
+        for code, meaning in docstrings(Code)
+    }
+    told |= {code: (status, later, meaning) for code, status, later, meaning in api.OWN_CODES}
+    for code, (status, later, meaning) in sorted(told.items()):
+        yield f"| `{code}` | {status} | {'yes' if later else 'no'} | {meaning} |"
+
+
 TABLES = {
     "metrics": [
         "| metric | type | meaning |",
@@ -56,6 +90,16 @@ TABLES = {
         "| entry | at most | meaning |",
         "|---|---|---|",
         *(f"| `{name}` | {EVENTS[name].level} | {EVENTS[name].meaning} |" for name in EVENTS),
+    ],
+    "codes of refusals": [
+        "| code | status | may succeed later | meaning |",
+        "|---|---|---|---|",
+        *code_rows(),
+    ],
+    "reasons for which a device is withheld": [
+        "| reason | meaning |",
+        "|---|---|",
+        *(f"| `{reason}` | {meaning} |" for reason, meaning in sorted(docstrings(Reason))),
     ],
 }
 
