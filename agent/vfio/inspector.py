@@ -91,7 +91,9 @@ class Inspector:
             ]
             held = group.create_task(self._holders(effect, unasked))
             managed = group.create_task(
-                asyncio.to_thread(managers, effect.addresses, etc=roots.etc, run=roots.run)
+                asyncio.to_thread(
+                    managers, effect.addresses, etc=roots.etc, run=roots.run, sys=roots.sys
+                )
             )
         found, blind = held.result()
         return Inspection(

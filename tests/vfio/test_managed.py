@@ -60,7 +60,7 @@ def machines(tmp_path: Path) -> Path:
 
 
 def found(root: Path, *addresses: Address) -> tuple[tuple[Address, str], ...]:
-    return managers(addresses, etc=str(root / "etc"), run=str(root / "run"))
+    return managers(addresses, etc=str(root / "etc"), run=str(root / "run"), sys=str(root / "sys"))
 
 
 def test_a_host_with_neither_has_no_manager(tmp_path: Path) -> None:
@@ -124,10 +124,86 @@ def test_a_machine_that_ends_meanwhile_has_nothing(tmp_path: Path, machines: Pat
     assert found(tmp_path, GPU) == ()
 
 
+def hostdev(type_: str, source: str) -> str:
+    return f"<hostdev mode='subsystem' type='{type_}'><source>{source}</source></hostdev>"
+
+
+@pytest.mark.parametrize(
+    ("device", "address"),
+    [
+        pytest.param(
+            hostdev("pci", "<address bus='0x3' slot='0'/>"), GPU, id="domain and function default"
+        ),
+        pytest.param(
+            hostdev("pci", "<address domain='0' bus='3' slot='00' function='0'/>"),
+            GPU,
+            id="decimal and octal",
+        ),
+        pytest.param(
+            "<interface type='hostdev'><source><address domain='0' bus='0x03' slot='0'/></source>"
+            "</interface>",
+            GPU,
+            id="network card that says no type",
+        ),
+        pytest.param(
+            "<interface type='network'><source network='n'/><actual type='hostdev'><source>"
+            "<address type='pci' bus='0x03' slot='0x00'/></source></actual></interface>",
+            GPU,
+            id="network card of a pool",
+        ),
+        pytest.param(
+            "<disk type='nvme'><source type='pci' namespace='1'><address bus='0x03' slot='0x00'/>"
+            "</source></disk>",
+            GPU,
+            id="NVMe disk",
+        ),
+        pytest.param(
+            hostdev("mdev", "<address uuid='C2177883-f1bb-47f0-914d-32a22e3a8804'/>"),
+            GPU,
+            id="a part of it",
+        ),
+    ],
+)
+def test_whatever_libvirt_calls_a_pci_device_is_found(
+    tmp_path: Path, device: str, address: Address
+) -> None:
+    part = "c2177883-f1bb-47f0-914d-32a22e3a8804"
+    (tmp_path / f"devices/pci0000:00/{GPU}/{part}").mkdir(parents=True)
+    (tmp_path / "bus/mdev/devices").mkdir(parents=True)
+    (tmp_path / f"bus/mdev/devices/{part}").symlink_to(f"../../../devices/pci0000:00/{GPU}/{part}")
+    assert passed_through(f"<d>{device}</d>".encode(), str(tmp_path)) == {address}
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        pytest.param(
+            hostdev("usb", "<vendor id='0x1050'/><address bus='1' device='4'/>"), id="usb"
+        ),
+        pytest.param(
+            hostdev("scsi", "<adapter name='scsi_host0'/><address bus='3' target='0' unit='0'/>"),
+            id="scsi",
+        ),
+        pytest.param(
+            hostdev("mdev", "<address uuid='../../../pci/0000:03:00.0/x'/>"), id="no uuid"
+        ),
+        pytest.param(hostdev("mdev", f"<address uuid='{'0' * 32}'/>"), id="no such part"),
+        pytest.param(
+            "<source><address bus='0x03' slot='0x00' function='0x0'/></source>", id="of nothing"
+        ),
+        pytest.param(
+            hostdev("pci", "<x><address bus='0x03' slot='0x00'/></x>"), id="not the source's own"
+        ),
+    ],
+)
+def test_what_is_no_pci_device_is_none(tmp_path: Path, device: str) -> None:
+    assert passed_through(f"<d>{device}</d>".encode(), str(tmp_path)) == frozenset()
+
+
 @pytest.mark.parametrize(
     "address",
     [
-        "<address domain='0x0000' slot='0x00' function='0x0'/>",
+        "<address function='0x0'/>",
         "<address bus='0x100' slot='0x00' function='0x0'/>",
         "<address bus='0x03' slot='0x20' function='0x0'/>",
         "<address bus='0x03' slot='0x00' function='0x8'/>",
@@ -135,5 +211,9 @@ def test_a_machine_that_ends_meanwhile_has_nothing(tmp_path: Path, machines: Pat
         "<address bus='three' slot='0x00' function='0x0'/>",
     ],
 )
-def test_what_is_no_address_is_none(address: str) -> None:
-    assert passed_through(f"<d><source>{address}</source></d>".encode()) == frozenset()
+def test_a_pci_device_without_an_address_may_be_any(
+    tmp_path: Path, machines: Path, address: str
+) -> None:
+    (machines / "x.xml").write_text(f"<d>{hostdev('pci', address)}</d>")
+    ((_, who),) = found(tmp_path, GPU)
+    assert "passes a device through that has no address" in who
