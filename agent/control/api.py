@@ -239,6 +239,8 @@ class _Api:
             "device": getattr(order, "address", None),
             "client": request.client,
         }
+        if getattr(order, "dry_run", False):
+            fields["dry_run"] = True
         _log.info("order", **fields)
         answered = await self._agent.submit(order)
         if answered.ok:

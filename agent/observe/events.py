@@ -173,7 +173,11 @@ EVENTS: Final[Mapping[str, Event]] = {
     "library-message": Event(
         "error", "A library, or Python itself, had something to say; `logger` names it."
     ),
-    "order": Event("info", "Somebody asked for something over the control socket: `client`."),
+    "order": Event(
+        "info",
+        "Somebody asked for something over the control socket: `client`. "
+        "`dry_run` if only whether it could be.",
+    ),
     "order-refused": Event("info", "What was asked for could not be done, and why."),
     "claim": Event("info", "A claim has come further: its `phase`, and what it waits for."),
     "claim-ended": Event(

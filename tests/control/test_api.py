@@ -216,6 +216,24 @@ class TestWhoAsked:
             },
         ]
 
+    @pytest.mark.parametrize(
+        ("method", "route", "body"),
+        [
+            ("PUT", "/v1/claims/vm", {"devices": [str(A)], "dry_run": True}),
+            ("POST", f"/v1/recover/{A}?dry_run=true", None),
+        ],
+        ids=["claim", "recover"],
+    )
+    async def test_of_a_dry_run_which_is_told_apart(
+        self, control: Socket, method: str, route: str, body: object
+    ) -> None:
+        refused = Problem(Code.IN_USE, "process 77 (qemu) holds it open")
+        control.agent.reply = Answer(1, "vm", problems=(refused,))
+        with capture_logs() as logs:
+            await control.call(method, route, body)
+        assert [entry["event"] for entry in logs] == ["order", "order-refused"]
+        assert [entry["dry_run"] for entry in logs] == [True, True]
+
     async def test_of_a_pause(self, control: Socket) -> None:
         with capture_logs() as logs:
             await control.call("POST", "/v1/pause")
