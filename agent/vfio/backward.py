@@ -127,11 +127,13 @@ def restoring(turn: Turn, claim: Claim) -> Claim | None:
 
 
 def forgetting(turn: Turn, claim: Claim) -> Claim | None:
-    """A lost claim is released: nothing is written, and what we left on its devices is told."""
+    """A lost claim is released: nothing is written, and what we left on its devices is told.
+
+    So is what became of such a device when somebody has brought it back by hand.
+    """
     if claim.inspection is None:
         return _ask(turn, claim, claim.moving)
     overrides = dict(claim.inspection.overrides)
-    reason = "" if claim.problem is None else claim.problem.sentence
     strays = []
     for state in claim.moving:
         function = turn.find(state.origin)
@@ -139,10 +141,13 @@ def forgetting(turn: Turn, claim: Claim) -> Claim | None:
         if function is Absence.GONE or (
             restored and isinstance(function, Function) and is_back(function, state.origin)
         ):
+            turn.strays.pop(state.address, None)
             continue
-        what = f"{state.address} is not as it was, and its claim was lost: {reason}"
+        what = claim.record.lost
+        if not claim.record.recovery:
+            what = f"{state.address} is not as it was, and its claim was lost: {what}"
         stranded = problem(Code.STRANDED, what, address=state.address)
-        turn.strand(state, stranded)
+        turn.strand(state, stranded, lost=True)
         strays.append(stranded)
     turn.end(
         structs.replace(claim, problem=None),

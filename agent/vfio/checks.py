@@ -164,8 +164,8 @@ def _stranded(case: Case) -> Iterator[Problem]:
         stray = case.claims.strays.get(each.address)
         if stray is None:
             continue
-        # Of unknown origin is only what may have been somebody else's: that may be used as it is.
-        as_it_is = not stray.origin.known and each.target is None
+        # What may be somebody else's, and as he wants it, may be used as it is.
+        as_it_is = (stray.lost or not stray.origin.known) and each.target is None
         if not as_it_is or stray.problem.code is Code.DEAD:
             what = f"{each.address} is stranded: {stray.problem.sentence}"
             yield problem(Code.STRANDED, what, address=each.address)

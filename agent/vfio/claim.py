@@ -182,8 +182,9 @@ def _tidy(turn: Turn) -> None:
         elif is_back(found, stray.origin) and found.driver != stray.driver:
             # Somebody brought it back by hand; whether our override is still there is found out.
             turn.strays[address] = structs.replace(stray, driver=found.driver)
+            lost = stray.problem.sentence if stray.lost else ""
             turn.live[f"{RECOVERY}{address}"] = recovery(
-                stray.origin, now=turn.now, client=OURSELVES
+                stray.origin, now=turn.now, client=OURSELVES, lost=lost
             )
 
 

@@ -128,7 +128,8 @@ def done(turn: Turn, claim: Claim) -> Claim | None:
     if changed is not None:
         why = problem(Code.LOST, changed.sentence, address=claim.functions[0].address)
         claim = turn.dismiss(claim, Wants.HELD, why)
-        return turn.enter(structs.replace(claim, problem=why), Phase.LOST)
+        record = structs.replace(claim.record, lost=why.sentence)
+        return turn.enter(structs.replace(claim, record=record, problem=why), Phase.LOST)
     claim = structs.replace(claim, record=_with_names(turn, claim.record))
     if claim.record in turn.seen.saved.claims:
         claim = structs.replace(claim, confirmed=claim.record)

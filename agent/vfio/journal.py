@@ -29,8 +29,11 @@ from agent.host.files import OUT_OF_MEANS, StateFile, Step, no_step, read_regula
 from agent.host.model import ADDRESS_PATTERN, Address
 from agent.vfio.model import Durable
 
-VERSION: Final = 1
+VERSION: Final = 2
 """Raise it with every change of ``Durable`` that an older agent must not overlook."""
+
+READABLE: Final = (1, VERSION)
+"""Version 1 knows nothing of what is lost."""
 
 FILE_NAME: Final = "claims.json"
 
@@ -201,8 +204,8 @@ def _parse(content: bytes) -> Durable:
     """
     try:
         version = msgspec.json.decode(content, type=_Head).version
-        if version != VERSION:
-            raise ValueError(f"it has version {version}, and this agent reads version {VERSION}")
+        if version not in READABLE:
+            raise ValueError(f"it has version {version}, and this agent reads up to {VERSION}")
         body = msgspec.json.decode(content, type=_Body)
         if body.checksum != _checksum(bytes(body.content)):
             raise ValueError("its checksum does not match")

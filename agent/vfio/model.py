@@ -206,6 +206,9 @@ class Record(msgspec.Struct, frozen=True):
     """When its lease ends."""
     recovery: bool = False
     """Not asked for as a claim: a stranded function is being brought back."""
+    lost: str = ""
+    """What somebody else has changed of what it holds: from then on nothing of it is touched, by
+    this agent or the next one. Empty if nobody has."""
 
     @property
     def id(self) -> str:
@@ -220,6 +223,8 @@ class Stray(msgspec.Struct, frozen=True):
     problem: Problem
     driver: str | None = None
     """What it was on when it was found stranded."""
+    lost: bool = False
+    """Its claim was lost: it may be as somebody wants it, and nothing but `Recover` moves it."""
 
 
 # --- what has to be done --------------------------------------------------------------------------

@@ -165,12 +165,23 @@ def give_back(turn: Turn, claim: Claim, why: Problem) -> Claim:
 # --- recover --------------------------------------------------------------------------------------
 
 
-def recovery(origin: Origin, *, now: float, client: str, force: bool = False) -> Claim:
-    """A claim whose only purpose is to be undone: it brings a stranded function back."""
+def recovery(
+    origin: Origin, *, now: float, client: str, force: bool = False, lost: str = ""
+) -> Claim:
+    """A claim whose only purpose is to be undone: it brings a stranded function back.
+
+    Args:
+        origin: What the function was.
+        now: Monotonic seconds.
+        client: Who asks.
+        force: Even while it is in use.
+        lost: How its claim was lost. Then it is found out what is left on it, and nothing written.
+    """
     id_ = f"{RECOVERY}{origin.address}"
     request = Prepare(id_, HoldMode.DRM, (origin.address,), client=client, force=force)
-    record = Record(request, (origin,), since=now, recovery=True)
-    return Claim(record, (FunctionState(origin),), since=now, force=force, touched=True)
+    record = Record(request, (origin,), since=now, recovery=True, lost=lost)
+    claim = Claim(record, (FunctionState(origin),), since=now, force=force, touched=True)
+    return structs.replace(claim, phase=Phase.FORGETTING) if lost else claim
 
 
 def unknown_origin(function: Function) -> Origin:

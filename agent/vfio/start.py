@@ -1,8 +1,9 @@
 """What becomes of the journal's claims when an agent starts. Pure.
 
 Nothing is decided here that ``advance`` could decide by looking: a claim that was under way is
-put on its way back, one that was in force is in force until a look says that it is lost, and what
-was stranded is tried once more. A journal of an earlier boot says nothing about this one: with
+put on its way back, one that was in force is in force until a look says that it is lost, one that
+was lost stays so, and what was stranded is tried once more unless somebody else had his hands on
+it. A journal of an earlier boot says nothing about this one: with
 the boot every override and every binding of ours has gone.
 """
 
@@ -70,7 +71,7 @@ def start(
         if stray.origin.address not in claimed
     }
     for address, stray in strays.items():
-        if stray.origin.known:
+        if stray.origin.known and not stray.lost:
             live[f"{RECOVERY}{address}"] = recovery(stray.origin, now=now, client=OURSELVES)
     # Until what may still write has ended, nobody else writes there.
     busy = {child.write.address: child for child in journal.children}
@@ -79,7 +80,7 @@ def start(
 
 
 def _claim(record: Record, now: float) -> Claim:
-    """A claim as its record says: in force, or on its way back."""
+    """A claim as its record says: in force, lost, or on its way back."""
     claim = Claim(
         record,
         tuple(map(FunctionState, record.origins)),
@@ -87,6 +88,10 @@ def _claim(record: Record, now: float) -> Claim:
         touched=any(origin.target is not None for origin in record.origins),
         force=record.recovery and record.request.force,
     )
+    if record.lost:
+        phase = Phase.FORGETTING if record.recovery else Phase.LOST
+        lost = problem(Code.LOST, record.lost, address=record.origins[0].address)
+        return structs.replace(claim, phase=phase, problem=lost)
     if record.done:
         return structs.replace(claim, phase=Phase.DONE)
     why = None

@@ -235,13 +235,19 @@ class Turn:
         self.wake(claim.since + limit)
         return False
 
-    def strand(self, state: FunctionState, why: Problem) -> None:
-        """Remember that a function could not be brought back; the hint is what frees it."""
+    def strand(self, state: FunctionState, why: Problem, *, lost: bool = False) -> None:
+        """Remember that a function could not be brought back; the hint is what frees it.
+
+        Args:
+            lost: Somebody else may want it as it is; so it stays until it has been moved.
+        """
+        known = self.strays.get(state.address)
+        lost = lost or (known is not None and known.lost)
         found = self.find(state.origin)
         driver = found.driver if isinstance(found, Function) else None
         code = Code.DEAD if why.code is Code.DEAD else Code.STRANDED
         why = structs.replace(why, hint=hint_for(code, state.address))
-        self.strays[state.address] = Stray(state.origin, why, driver)
+        self.strays[state.address] = Stray(state.origin, why, driver, lost)
 
     # --- answering --------------------------------------------------------------------------------
 

@@ -203,6 +203,26 @@ def test_a_device_that_somebody_else_moves_is_lost(make_host: MakeHost) -> None:
         assert host.prepare("vm", B50)["ok"]
 
 
+def test_a_lost_device_is_moved_by_no_agent_that_starts_later(make_host: MakeHost) -> None:
+    """Not though an administrator has bound it to VFIO again, nor when its claim is released."""
+    with ONE.make(make_host) as host:
+        host.start()
+        ONE.prepare(host)
+        host.reader.patience = 8
+        host.kernel.move(B50, "xe")
+        host.until(lambda: host.phase("vm") == "lost")
+        host.kernel.move(B50, "vfio-pci")
+        for _ in range(2):
+            host.kill()
+            host.await_end()
+            host.start()
+            host.release("vm")
+            assert host.quiet()["claims"] == []
+            assert host.kernel.driver_of(B50) == "vfio-pci"
+        assert host.recover(B50)["ok"]
+        assert host.kernel.driver_of(B50) == "xe"
+
+
 def test_a_device_that_is_pulled_out_is_lost(make_host: MakeHost) -> None:
     with ONE.make(make_host) as host:
         host.start()

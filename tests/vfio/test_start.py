@@ -1,9 +1,12 @@
 """What becomes of the journal when an agent starts."""
 
+from collections.abc import Callable
+
 import msgspec
 import pytest
 from msgspec import structs
 
+from agent.host.model import Address
 from agent.vfio.model import Child, Durable, Holder, Recover, Step, Stray, Watch, Write
 from agent.vfio.problems import Code, Problem
 from agent.vfio.start import start
@@ -102,6 +105,112 @@ def test_a_claim_in_force_whose_device_somebody_moved_meanwhile_is_lost() -> Non
     world.start()
     world.run()
     assert world.claims.live["vm"].phase is Phase.LOST
+
+
+def on(driver: str | None, override: str | None = None) -> Callable[[World], None]:
+    """Let somebody else put the GPU there."""
+
+    def move(world: World) -> None:
+        world.chips[GPU].driver, world.chips[GPU].override = driver, override
+
+    return move
+
+
+def lost(*, lease: float | None = None) -> World:
+    """A claim that an administrator has moved to its own driver, and then to VFIO again."""
+    world = World(Chip(GPU), audio())
+    world.post(structs.replace(PREPARE, lease=lease))
+    world.until(Phase.DONE)
+    for move in (on("xe"), on("vfio-pci", "vfio-pci")):
+        move(world)
+        world.step()
+        world.step()
+    assert world.claims.live["vm"].phase is Phase.LOST
+    world.writes.clear()
+    return world
+
+
+def test_a_lost_claim_stays_lost_whatever_its_devices_look_like() -> None:
+    """They look as if they were held still, and it is somebody else who holds them."""
+    world = lost()
+    for _ in range(2):
+        world.start()
+        world.run()
+        assert world.claims.live["vm"].phase is Phase.LOST
+        (problem,) = world.answers[world.ask(PREPARE)].problems
+        assert problem.code is Code.LOST
+        assert "xe" in problem.sentence, "what was seen then"
+    world.ask(RELEASE)
+    assert world.stranded == {GPU, AUDIO}
+    assert world.state()[GPU] == ("vfio-pci", "vfio-pci")
+    assert not world.writes
+
+
+def test_the_lease_of_a_lost_claim_ends_without_a_write() -> None:
+    world = lost(lease=50.0)
+    world.start()
+    world.run()
+    assert not world.claims.live
+    assert not world.writes
+
+
+def released_lost() -> World:
+    world = lost()
+    world.ask(RELEASE)
+    return world
+
+
+def test_what_is_left_of_a_lost_claim_is_moved_by_nothing_but_recover() -> None:
+    world = released_lost()
+    for _ in range(2):
+        world.start()
+        world.run()
+        assert world.stranded == {GPU, AUDIO}
+        assert not world.writes
+    for address in (GPU, AUDIO):
+        assert world.answers[world.ask(Recover(address))].ok
+    assert world.state() == {GPU: ("xe", None), AUDIO: ("snd_hda_intel", None)}
+    assert not world.stranded
+
+
+def test_what_is_left_of_a_lost_claim_stays_so_when_it_cannot_be_recovered() -> None:
+    world = released_lost()
+    world.holders = [VM]
+    assert world.answers[world.ask(Recover(GPU))].problems[0].code is Code.IN_USE
+    world.holders = []
+    world.start()
+    world.run()
+    assert world.stranded == {GPU, AUDIO}
+    assert not world.writes
+
+
+@pytest.mark.parametrize(
+    ("move", "left"),
+    [
+        pytest.param(on("xe"), {AUDIO}, id="all of it"),
+        pytest.param(on("xe", "vfio-pci"), {GPU, AUDIO}, id="but not its override"),
+    ],
+)
+def test_what_is_left_of_a_lost_claim_may_be_brought_back_by_hand(
+    move: Callable[[World], None], left: set[Address]
+) -> None:
+    """It is looked at, by this agent or the next one, and nothing is written."""
+    world = released_lost()
+    move(world)
+    world.until(Phase.FORGETTING)
+    world.start()
+    world.run()
+    assert world.stranded == left
+    assert not world.writes
+
+
+def test_what_is_left_of_a_lost_claim_may_be_claimed_as_it_is() -> None:
+    """Somebody has put it on VFIO, and so it stays."""
+    world = released_lost()
+    assert world.answers[world.ask(PREPARE)].ok
+    assert world.answers[world.ask(RELEASE)].ok
+    assert world.state()[GPU] == ("vfio-pci", "vfio-pci")
+    assert not world.writes
 
 
 @pytest.mark.parametrize(
