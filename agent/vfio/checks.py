@@ -222,14 +222,23 @@ def _unsuitable(case: Case) -> Iterator[Problem]:
     if case.request.mode is not HoldMode.VFIO:
         return
     for each in case.moving:
-        if each.target is None:
-            continue
-        reason = case.rules.unsuitable(each.function, each.target)
-        if has_driver(each.function, each.target):  # whatever has been configured
+        target = each.target or ""
+        reason = case.rules.unsuitable(each.function, target)
+        if has_driver(each.function, target):  # whatever has been configured
             reason = "has it now and is not a VFIO driver"
         if reason is not None:
-            what = f"{each.address} cannot be moved to {each.target}, which {reason}"
+            what = f"{each.address} cannot be moved to {target}, which {reason}"
             yield problem(Code.DRIVER_UNSUITABLE, what)
+
+
+def _another_driver(case: Case) -> Iterator[Problem]:
+    wanted = case.request.driver
+    if case.request.mode is not HoldMode.DRM or wanted is None:
+        return
+    for each in case.chosen:
+        if each.target is None and not has_driver(each.function, wanted):
+            what = f"{each.address} is on {each.function.driver}, and mode drm moves no device"
+            yield problem(Code.DRIVER_UNSUITABLE, f"{what} from there to {wanted}")
 
 
 def _active_vfs(case: Case) -> Iterator[Problem]:
@@ -361,6 +370,7 @@ BY_LOOK: Final[Sequence[_Check]] = (
     _not_in_group,
     _not_viable,
     _unsuitable,
+    _another_driver,
     _active_vfs,
     _boot_display,
 )

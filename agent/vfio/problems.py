@@ -42,7 +42,7 @@ class Code(enum.StrEnum):
     DRIVER_UNAVAILABLE = "driver-unavailable"
     """The driver is neither there nor could it be loaded."""
     DRIVER_UNSUITABLE = "driver-unsuitable"
-    """The driver is none of VFIO's, or is made for other devices."""
+    """The driver is none of VFIO's, or for other devices; or the device would keep another one."""
     ACTIVE_VFS = "active-vfs"
     """It has VFs, which would vanish."""
     IN_USE = "in-use"

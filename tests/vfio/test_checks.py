@@ -289,6 +289,14 @@ REFUSED: tuple[tuple[str, Sequence[Chip], Change, Prepare, Code, str], ...] = (
         Code.DRIVER_UNSUITABLE,
         "xe, which has it now and is not a VFIO driver",
     ),
+    (
+        "another-driver-than-its-own",
+        ONE,
+        nothing,
+        drm(driver="i915"),
+        Code.DRIVER_UNSUITABLE,
+        f"{GPU} is on xe, and mode drm moves no device from there to i915",
+    ),
 )
 
 ALLOWED: tuple[tuple[str, Sequence[Chip], Change, Prepare], ...] = (
@@ -333,6 +341,7 @@ ALLOWED: tuple[tuple[str, Sequence[Chip], Change, Prepare], ...] = (
         prepare(driver="xe-vfio-pci"),
     ),
     ("foreign-binding-agreed", (Chip(GPU, driver="vfio-pci"),), nothing, drm(from_vfio=True)),
+    ("drm-on-the-driver-that-is-asked-for", ONE, nothing, drm(driver="xe")),
     ("drm-on-no-driver", (Chip(GPU, driver=None),), nothing, drm()),
     ("named-of-the-group", (Chip(GPU), Chip(OTHER_GPU)), nothing, prepare(named=(OTHER_GPU,))),
     ("usb-of-another-group", (Chip(GPU), usb(group=2)), nothing, prepare()),
