@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
+from agent.cli.lock import SPECS_LOCK
 from tests.netns.process import NOBODY, START, AgentProcess
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
@@ -95,9 +96,9 @@ class Mischief(AgentProcess):
         os.chown(path, NOBODY, NOBODY)
 
     def files(self, directory: str) -> dict[str, str]:
-        """What every file in a directory says."""
+        """What every file in a directory says, but the agent's lock."""
         found = {}
-        for name in os.listdir(directory):
+        for name in set(os.listdir(directory)) - {SPECS_LOCK}:
             with contextlib.suppress(FileNotFoundError):
                 found[name] = Path(directory, name).read_text()
         return found
@@ -128,8 +129,8 @@ class Mischief(AgentProcess):
         os.rename(old, new)
 
     def listing(self, directory: str) -> list[str]:
-        """The names of what is in a directory."""
-        return sorted(os.listdir(directory))
+        """The names of what is in a directory, but of the agent's lock."""
+        return sorted(set(os.listdir(directory)) - {SPECS_LOCK})
 
     def mode(self, path: str) -> int:
         """The permissions of a file."""
@@ -149,7 +150,7 @@ class Mischief(AgentProcess):
     def occupy(self, directory: str) -> None:
         """Hold a directory for specs as another agent does."""
         os.makedirs(directory)
-        path = f"{directory}/.cdi-agent.lock"
+        path = f"{directory}/{SPECS_LOCK}"
         self._occupied.append(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
         fcntl.flock(self._occupied[-1], fcntl.LOCK_EX)
 
