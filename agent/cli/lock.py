@@ -59,11 +59,15 @@ class InstanceLock:
         Raises:
             AlreadyRunningError: Another instance holds one of them.
         """
-        # What cannot be made or opened is no place to write to: that is told where it is tried.
-        with contextlib.suppress(OSError):
-            make_directories(str(directories[0]))
-        for number, directory in enumerate(directories):
+        # Those that are there go first: who is refused has made none.
+        for number, directory in sorted(
+            enumerate(directories), key=lambda each: not os.path.isdir(each[1])
+        ):
             key = "cdi.other_directories" if number else "cdi.directory"
+            # What cannot be made or opened is no place to write to: that is told where it is tried.
+            if number == 0:
+                with contextlib.suppress(OSError):
+                    make_directories(str(directory))
             with contextlib.ExitStack() as stack:
                 try:
                     folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -191,7 +195,8 @@ def instance_lock(
 
     Two instances with one state directory would spoil each other's memory, and two with one
     directory for specs each other's files. A state directory that cannot be written gives no lock,
-    and is no reason not to serve: the caller goes on, and the log says so.
+    and is no reason not to serve: the caller goes on, and the log says so. Who is refused leaves no
+    directory behind that was not there.
 
     Args:
         state_directory: Made if it is missing.
@@ -202,13 +207,20 @@ def instance_lock(
         AlreadyRunningError: Another instance holds one of them.
     """
     with contextlib.closing(InstanceLock(tidy=tidy)) as lock:
-        try:
-            lock.take_state(Path(state_directory))
-        except OSError as error:
-            _warn(
-                str(state_directory),
-                f"the state directory cannot be written ({_why(error)}), and the record of spec "
-                "files is lost at the end",
-            )
+        if is_there := os.path.isdir(state_directory):
+            _take_state(lock, Path(state_directory))
         lock.take_specs(directories)
+        if not is_there:
+            _take_state(lock, Path(state_directory))
         yield lock
+
+
+def _take_state(lock: InstanceLock, directory: Path) -> None:
+    try:
+        lock.take_state(directory)
+    except OSError as error:
+        _warn(
+            str(directory),
+            f"the state directory cannot be written ({_why(error)}), and the record of spec "
+            "files is lost at the end",
+        )

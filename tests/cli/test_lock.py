@@ -116,6 +116,23 @@ def test_nobody_writes_where_another_instance_looks(
     assert caught.value.hint.endswith("another cdi.other_directories")
 
 
+def test_who_is_refused_leaves_no_directory_behind(tmp_path: Path) -> None:
+    (tmp_path / "seen").mkdir()
+    with instance_lock(tmp_path / "one", [tmp_path / "cdi", tmp_path / "seen"]):
+        before = sorted(tmp_path.iterdir())
+        for state, directories in (
+            ("new/state", ["cdi"]),
+            ("new/state", ["new/cdi", "seen"]),
+            ("one", ["new/cdi"]),
+        ):
+            with (
+                pytest.raises(AlreadyRunningError),
+                instance_lock(tmp_path / state, [tmp_path / each for each in directories]),
+            ):
+                pass
+            assert sorted(tmp_path.iterdir()) == before
+
+
 def test_a_directory_that_is_only_looked_into_is_not_made(tmp_path: Path) -> None:
     with instance_lock(tmp_path / "state", [tmp_path / "cdi", tmp_path / "etc"]):
         assert sorted(path.name for path in tmp_path.iterdir()) == ["cdi", "state"]
