@@ -12,7 +12,7 @@ from msgspec import structs
 
 from agent.host.model import Address, Function
 from agent.vfio.checks import find_holders, find_no_means
-from agent.vfio.drive import drive, hung, is_busy, no_means, rests
+from agent.vfio.drive import drive, hung, is_busy, no_means, rests, set_asked
 from agent.vfio.model import Inspection, Move
 from agent.vfio.moves import Override, goal_back, is_back
 from agent.vfio.problems import Code, Problem, problem
@@ -30,7 +30,9 @@ def turn_back(turn: Turn, claim: Claim, why: Problem | None) -> Claim:
         why: Why it is undone; None if it is released.
     """
     functions = tuple(
-        structs.replace(state, written=(), problem=None, errno=0, unmade="")
+        structs.replace(
+            state, written=(), problem=None, errno=0, unmade="", asked=False, unbinds=False
+        )
         for state in claim.functions
     )
     record = structs.replace(claim.record, done=False)
@@ -73,7 +75,9 @@ def freeing(turn: Turn, claim: Claim) -> Claim | None:
         return _ask(turn, claim, claim.moving, _to_unbind(turn, claim))
     obstacle = _in_the_way(turn, claim, claim.inspection)
     if obstacle is None or claim.force:
-        return turn.enter(_with_overrides(claim, claim.inspection), Phase.RETURNING)
+        claim = _with_overrides(claim, claim.inspection)
+        claim = set_asked(claim, [state.address for state in claim.functions])
+        return turn.enter(claim, Phase.RETURNING)
     if claim.record.recovery:
         _stay_stranded(turn, claim, obstacle)
         return None
@@ -83,6 +87,8 @@ def freeing(turn: Turn, claim: Claim) -> Claim | None:
 def returning(turn: Turn, claim: Claim) -> Claim | None:
     """The functions go back to where they came from, each as far as it can."""
     claim = drive(turn, claim, goal_back)
+    if any(state.unbinds for state in claim.functions):
+        return turn.enter(claim, Phase.FREEING)
     if not all(rests(turn, each, goal_back(each.origin)) for each in claim.functions):
         obstacle = hung(turn, claim) or no_means(turn, claim)
         return claim if obstacle is None else _hinder(turn, claim, obstacle)

@@ -6,11 +6,11 @@ write answered is never believed: the look that came after it says what it did.
 """
 
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from msgspec import structs
 
-from agent.host.model import Function
+from agent.host.model import Address, Function
 from agent.vfio.model import Origin, Step, Write, Written
 from agent.vfio.moves import CLEAR, Goal, Override, is_explained, next_step, override_for
 from agent.vfio.problems import Code, Problem, problem
@@ -52,7 +52,10 @@ def _drive(
             return state
         if turn.may_write(claim, state.address):
             again = override_for(function, goal).value or CLEAR
-            return _write(turn, state, Write(claim.id, state.address, *step), again)
+            is_free = state.asked and (claim.force or not function.virtfns)
+            return _write(
+                turn, state, Write(claim.id, state.address, *step), again, is_free=is_free
+            )
     return _wait(turn, state, late=late)
 
 
@@ -72,11 +75,15 @@ def _wait(turn: Turn, state: FunctionState, *, late: bool) -> FunctionState:
     return state
 
 
-def _write(turn: Turn, state: FunctionState, write: Write, override: str) -> FunctionState:
+def _write(
+    turn: Turn, state: FunctionState, write: Write, override: str, *, is_free: bool
+) -> FunctionState:
     """Make the write that is due, unless it was made too often or a moment ago.
 
     Args:
         override: What the override has to be for it, in case that it did not take.
+        is_free: It may be unbound. That is asked anew each time: whoever finds its node there after
+            the kernel has refused to unbind it may open it.
     """
     if state.unmade and turn.now < state.retry_at:
         turn.wake(state.retry_at)
@@ -88,8 +95,21 @@ def _write(turn: Turn, state: FunctionState, write: Write, override: str) -> Fun
             turn.wake(state.retry_at)
             return state
         write = structs.replace(write, step=Step.OVERRIDE, value=override)
+    if write.step is Step.UNBIND:
+        if not is_free:
+            return structs.replace(state, unbinds=True)
+        state = structs.replace(state, asked=False)
     turn.do(write)
     return structs.replace(state, writing=write, written=(*state.written, write))
+
+
+def set_asked(claim: Claim, addresses: Collection[Address]) -> Claim:
+    """Let functions be unbound, once: it was asked who uses them."""
+    functions = tuple(
+        structs.replace(state, asked=True, unbinds=False) if state.address in addresses else state
+        for state in claim.functions
+    )
+    return structs.replace(claim, functions=functions)
 
 
 def _is_in_vain(state: FunctionState, write: Write) -> bool:

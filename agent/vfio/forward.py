@@ -10,8 +10,15 @@ from msgspec import structs
 
 from agent.host.model import Function, HoldMode
 from agent.vfio.backward import checking_recovery, turn_back
-from agent.vfio.checks import Case, Chosen, find_by_inspection, find_by_look
-from agent.vfio.drive import drive, hung, no_means, rests
+from agent.vfio.checks import (
+    Case,
+    Chosen,
+    find_by_inspection,
+    find_by_look,
+    find_holders,
+    find_no_means,
+)
+from agent.vfio.drive import drive, hung, no_means, rests, set_asked
 from agent.vfio.model import Inspection, Move, Record
 from agent.vfio.moves import Override, goal_there, has_driver
 from agent.vfio.problems import Code, Problem, problem
@@ -73,17 +80,28 @@ def guarding(turn: Turn, claim: Claim) -> Claim | None:
     if problems:
         return turn_back(turn, claim, problems[0])
     claim = structs.replace(claim, touched=True)
+    claim = set_asked(claim, [state.address for state in claim.moving])
     return turn.enter(_with_overrides(claim, inspection), Phase.MOVING)
 
 
 def moving(turn: Turn, claim: Claim) -> Claim | None:
     """The functions go to their new driver, side by side."""
-    claim = drive(turn, claim, goal_there)
-    why = _first_problem(turn, claim) or no_means(turn, claim)
+    why = None
+    if claim.inspection is not None:
+        found = (*find_no_means(claim.inspection), *find_holders(claim.inspection))
+        why = next(iter(found), None)
+        claim = set_asked(claim, claim.inspection.effect.addresses)
+        claim = structs.replace(claim, inspection=None)
+    if why is None:
+        claim = drive(turn, claim, goal_there)
+        why = _new_vfs(turn, claim) or _first_problem(turn, claim) or no_means(turn, claim)
     if why is not None:
         return turn_back(turn, claim, why)
     if all(rests(turn, state, goal_there(state.origin)) for state in claim.functions):
         return turn.enter(claim, Phase.PUBLISHING)
+    to_unbind = tuple(state.address for state in claim.moving if state.unbinds)
+    if to_unbind and claim.inspecting is None:
+        claim = turn.inspect(claim, to_unbind, used=to_unbind, drivers=())
     return claim
 
 
@@ -244,6 +262,15 @@ def _with_names(turn: Turn, record: Record) -> Record:
 def _journal_failed(turn: Turn) -> Problem:
     what = f"the claim could not be written to the journal: {turn.seen.journal_problem}"
     return problem(Code.JOURNAL_FAILED, what)
+
+
+def _new_vfs(turn: Turn, claim: Claim) -> Problem | None:
+    """Whether somebody has made virtual functions of what is to be unbound now."""
+    for state in claim.moving:
+        function = turn.find(state.origin)
+        if state.unbinds and isinstance(function, Function) and function.virtfns:
+            return problem(Code.ACTIVE_VFS, f"{state.address} has VFs now, which would vanish")
+    return None
 
 
 def _first_problem(turn: Turn, claim: Claim) -> Problem | None:

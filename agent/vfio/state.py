@@ -159,6 +159,10 @@ class FunctionState(msgspec.Struct, frozen=True):
     """What the latest write answered."""
     unmade: str = ""
     """Why the latest write was not even begun; empty if it was."""
+    asked: bool = False
+    """Since it was last unbound it was asked who uses it: nobody, or it does not matter."""
+    unbinds: bool = False
+    """It is unbound as soon as that was asked."""
     problem: Problem | None = None
     """Why it is not moved any further in this direction."""
     gone: bool = False

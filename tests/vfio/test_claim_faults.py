@@ -1,10 +1,12 @@
 """Whatever fails on the way, a device ends where it was, or is reported as stranded."""
 
 import errno
+from collections.abc import Callable
 
 import pytest
 
-from agent.vfio.model import Holder, Prepare, Recover, Release, Step, Write
+from agent.host.model import Address
+from agent.vfio.model import Holder, Prepare, Recover, Release, Step, Write, Written
 from agent.vfio.problems import Code
 from agent.vfio.state import Outcome, Phase, explain
 from tests.vfio.world import (
@@ -191,6 +193,99 @@ def test_what_fails_there_and_back_is_back_or_stranded(shape: Shape, fault: Faul
                 assert world.answers[world.ask(Recover(each, force=True))].ok
             assert world.state() == before
             assert not world.stranded
+
+
+# --- what comes between two writes ----------------------------------------------------------------
+
+
+def happens_after(world: World, step: Step, what: Callable[[], None], *phases: Phase) -> None:
+    """Let something happen at the first write of a kind in these phases, and the write fail."""
+    done = False
+
+    def fault(_world: World, write: Write) -> Written | None:
+        nonlocal done
+        if done:
+            return None
+        done = True
+        what()
+        return Written(write, errno=errno.EBUSY) if step is Step.UNBIND else None
+
+    def matches(write: Write) -> bool:
+        in_phase = any(claim.phase in phases for claim in world.claims.live.values())
+        return write.step is step and in_phase
+
+    world.faults.append((matches, fault))
+
+
+def test_who_opens_a_node_after_an_unbind_has_failed_is_asked_for_on_the_way_there() -> None:
+    world = world_of(ONE)
+    before = world.state()
+    holder = Holder(77, "X", "/dev/dri/card3")
+    happens_after(world, Step.UNBIND, lambda: world.holders.append(holder), Phase.MOVING)
+    answer = world.answers[world.ask(ONE.prepare)]
+    assert [p.code for p in answer.problems] == [Code.IN_USE]
+    assert [w.step for w in world.writes].count(Step.UNBIND) == 1
+    assert (world.state(), world.stranded) == (before, set())
+
+
+def test_who_opens_a_node_after_an_unbind_has_failed_is_waited_for_on_the_way_back() -> None:
+    world = world_of(ONE)
+    before = world.state()
+    world.ask(ONE.prepare)
+    there = len(world.writes)
+    holder = Holder(77, "qemu", "/dev/vfio/1")
+    happens_after(world, Step.UNBIND, lambda: world.holders.append(holder), Phase.RETURNING)
+    assert [p.code for p in world.answers[world.ask(RELEASE)].problems] == [Code.IN_USE]
+    assert [w.step for w in world.writes[there:]].count(Step.UNBIND) == 1
+    world.holders.clear()
+    world.run()
+    assert (world.state(), world.stranded, len(world.claims.live)) == (before, set(), 0)
+
+
+def test_an_unbind_that_fails_while_nobody_uses_the_device_is_made_again() -> None:
+    """Each way once more, and not asked about for ever."""
+    world = world_of(ONE)
+    before = world.state()
+    happens_after(world, Step.UNBIND, lambda: None, Phase.MOVING)
+    happens_after(world, Step.UNBIND, lambda: None, Phase.RETURNING)
+    assert world.answers[world.ask(ONE.prepare)].ok
+    assert world.answers[world.ask(RELEASE)].ok
+    assert [w.step for w in world.writes].count(Step.UNBIND) == 4
+    assert world.state() == before
+
+
+def test_vfs_that_are_made_in_the_middle_of_a_claim_are_not_destroyed() -> None:
+    world = world_of(ONE)
+    before = world.state()
+
+    def make_vfs() -> None:
+        world.chips[GPU].virtfns = (Address("0000:03:00.1"),)
+
+    happens_after(world, Step.OVERRIDE, make_vfs, Phase.MOVING)
+    answer = world.answers[world.ask(ONE.prepare)]
+    assert [p.code for p in answer.problems] == [Code.ACTIVE_VFS]
+    assert Step.UNBIND not in {write.step for write in world.writes}
+    assert (world.state(), world.stranded) == (before, set())
+
+
+@pytest.mark.parametrize("force", [False, True], ids=["waited for", "forced"])
+def test_vfs_that_are_made_in_the_middle_of_a_release(*, force: bool) -> None:
+    world = world_of(ONE)
+    before = world.state()
+    world.ask(ONE.prepare)
+    there = len(world.writes)
+
+    def make_vfs() -> None:
+        world.chips[GPU].virtfns = (Address("0000:03:00.1"),)
+
+    happens_after(world, Step.OVERRIDE, make_vfs, Phase.RETURNING)
+    answer = world.answers[world.ask(Release("vm", force=force))]
+    assert [p.code for p in answer.problems] == ([] if force else [Code.ACTIVE_VFS])
+    if not force:
+        assert Step.UNBIND not in {write.step for write in world.writes[there:]}
+        world.chips[GPU].virtfns = ()
+        world.run()
+    assert (world.state(), world.stranded, len(world.claims.live)) == (before, set(), 0)
 
 
 # --- what the agent itself lacks ------------------------------------------------------------------
@@ -642,7 +737,7 @@ def test_who_uses_what_need_not_be_unbound_is_in_nobodys_way() -> None:
 
     world.before_pass = open_it
     answer = world.answers[world.ask(TWO.prepare)]
-    assert [p.code for p in answer.problems] == [Code.MOVE_FAILED]
+    assert [p.code for p in answer.problems] == [Code.IN_USE]
     assert world.state() == before
     assert not world.claims.live
 
