@@ -7,6 +7,7 @@ for nobody knows what is claimed: then the service keeps specs true and claims n
 import asyncio
 import contextlib
 import functools
+import math
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping, Sequence
 from typing import Final
 
@@ -30,7 +31,12 @@ _log = structlog.get_logger()
 LAST_WRITE: Final = 8.0
 """Seconds that a write to a device may still take at the end; then it is left to the journal."""
 ASSIGN_AGAIN: Final = 30.0
-"""Seconds before a device that could not be assigned is tried again."""
+"""Seconds before a device that could not be assigned is tried again, and doubled each time if time
+alone cannot help."""
+ASSIGN_AGAIN_MAX: Final = 3600.0
+"""The longest that it becomes."""
+ASSIGN_MOVES: Final = 5
+"""How often in a row a device may fail to be moved: each time it is taken from whoever uses it."""
 MODULES_VARIABLE: Final = "CDI_AGENT_MODULES"
 """Where the kernel's modules are; a unit that hides /lib/modules shows them elsewhere."""
 ASSIGNER: Final = "configuration"
@@ -108,7 +114,9 @@ class Claiming:
     ) -> None:
         """Claim what the configuration says: at the start, once each, and later what is new.
 
-        What could not be claimed is tried again; what somebody has released stays released.
+        What could not be claimed is tried again, later and later if a person has to do something
+        about it; a device that could not be moved a few times is left alone until the configuration
+        is read again. What somebody has released stays released.
 
         Args:
             submit: The reconciler's.
@@ -117,22 +125,43 @@ class Claiming:
                 driver *yet*, and a claim would remember that it had none.
         """
         await ready.wait()
+        clock = asyncio.get_running_loop().time
         done: set[AssignSettings] = set()
         said: dict[str, str] = {}
+        delays: dict[AssignSettings, float] = {}
+        due_at: dict[AssignSettings, float] = {}
         while True:
             self.assign_again.clear()
-            waiting = [entry for entry in wanted() if entry not in done]
-            answers = await asyncio.gather(*(submit(_order(entry)) for entry in waiting))
-            for entry, answer in zip(waiting, answers, strict=True):
+            now = clock()
+            due = [e for e in wanted() if e not in done and due_at.get(e, now) <= now]
+            answers = await asyncio.gather(*(submit(_order(entry)) for entry in due))
+            for entry, answer in zip(due, answers, strict=True):
                 if answer.ok:
                     done.add(entry)
-                elif said.get(entry.id) != answer.problems[0].sentence:
-                    said[entry.id] = answer.problems[0].sentence
-                    _log.error("not-assigned", claim=entry.id, problem=said[entry.id])
-            is_done = done.issuperset(waiting)
+                    due_at.pop(entry, None)
+                    continue
+                why = answer.problems[0]
+                delay = delays.get(entry, ASSIGN_AGAIN)
+                if not why.retryable:
+                    delays[entry] = min(2 * delay, ASSIGN_AGAIN_MAX)
+                gives_up = self._is_worn(entry)
+                due_at[entry] = math.inf if gives_up else clock() + delay
+                if gives_up or said.get(entry.id) != why.sentence:
+                    said[entry.id] = why.sentence
+                    _log.error(
+                        "not-assigned", claim=entry.id, problem=why.sentence, gives_up=gives_up
+                    )
+            next_at = min((at for e, at in due_at.items() if e in wanted()), default=math.inf)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(None if is_done else ASSIGN_AGAIN):
+                async with asyncio.timeout_at(None if math.isinf(next_at) else next_at):
                     await self.assign_again.wait()
+                    delays, due_at = {}, {}
+
+    def _is_worn(self, entry: AssignSettings) -> bool:
+        """Whether one of its devices has failed to be moved too often."""
+        cooling = {} if self.desk is None else self.desk.claims.cooling
+        found = (cooling.get(parse_address(device)) for device in entry.devices)
+        return any(each is not None and each.failures >= ASSIGN_MOVES for each in found)
 
     async def finish(self) -> None:
         """Let writes that are under way come to their end, bounded; the journal has the rest."""

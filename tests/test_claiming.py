@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 from structlog.testing import capture_logs
 
 from agent import claiming, config
@@ -14,6 +15,7 @@ from agent.reconcile.messages import Inbox
 from agent.vfio.model import Answer, Order, Prepare
 from agent.vfio.problems import Code, Problem
 from agent.vfio.settings import AssignSettings
+from agent.vfio.state import Cooling
 
 BOOT = {"CDI_AGENT_BOOT_ID": "0" * 32}
 ONE = AssignSettings(id="one", devices=("03:00.0",))
@@ -146,3 +148,26 @@ async def test_what_has_been_claimed_once_is_not_claimed_again(assigning: Assign
     assigning.parts.assign_again.set()
     assert (await assigning.asked())[0].id == "three"
     assert assigning.orders.empty()
+
+
+async def test_what_could_not_be_moved_too_often_is_left_alone_until_a_reload(
+    assigning: Assigning, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each time the device would be taken from whoever uses it, for ever."""
+    monkeypatch.setattr(claiming, "ASSIGN_AGAIN", 0.0)
+    assigning.wanted = (ONE,)
+    assigning.ready.set()
+    desk = assigning.parts.desk
+    assert desk is not None
+    address = Address("0000:03:00.0")
+    with capture_logs() as logs:
+        for failures in range(1, claiming.ASSIGN_MOVES + 1):
+            _, answer = await assigning.asked()
+            cooling = Cooling(0.0, "its entry did not come", failures)
+            desk.claims = structs.replace(desk.claims, cooling={address: cooling})
+            answer("its entry did not come")
+        assigning.wanted = (ONE, TWO)
+        assigning.parts.assign_again.set()
+        asked = [(await assigning.asked())[0].id for _ in range(2)]
+    assert [said["gives_up"] for said in logs] == [False, True]
+    assert asked == ["one", "two"], "once for each reload"

@@ -195,7 +195,9 @@ EVENTS: Final[Mapping[str, Event]] = {
         "error", "Nothing can be claimed on this host, and why; specs are kept true all the same."
     ),
     "not-assigned": Event(
-        "error", "What `vfio.assign` says could not be claimed; it is tried again."
+        "error",
+        "What `vfio.assign` says could not be claimed; it is tried again unless `gives_up` says"
+        " that moving it has failed too often, until the configuration is read again.",
     ),
     "paused": Event(
         "warning",

@@ -16,7 +16,7 @@ from agent.vfio.drive import drive, hung, is_busy, no_means, rests, set_asked
 from agent.vfio.model import Inspection, Move
 from agent.vfio.moves import Override, goal_back, is_back
 from agent.vfio.problems import Code, Problem, problem
-from agent.vfio.state import Claim, Cooling, FunctionState, Outcome, Phase
+from agent.vfio.state import Claim, FunctionState, Outcome, Phase
 from agent.vfio.turn import Absence, Turn
 
 _BREAKS_DRIVERS = frozenset({Code.CHANGED, Code.HUNG, Code.MOVE_FAILED, Code.NOT_PUBLISHED})
@@ -356,8 +356,8 @@ def _cannot_verify(claim: Claim, states: list[FunctionState]) -> Claim:
 def _leave(turn: Turn, claim: Claim) -> Claim:
     """All that could be brought back is back: the journal may forget the claim."""
     if claim.problem is not None and claim.problem.code in _BREAKS_DRIVERS:
-        cooling = Cooling(turn.now + turn.deadlines.cool_down, claim.problem.sentence)
-        turn.cooling.update((state.address, cooling) for state in claim.moving)
+        for state in claim.moving:
+            turn.cool_down(state.address, claim.problem.sentence)
     for state in claim.moving:
         if state.problem is not None and not state.gone:
             turn.strand(state, state.problem)

@@ -131,6 +131,8 @@ def confirming(turn: Turn, claim: Claim) -> Claim | None:
     if changed is not None:
         return turn_back(turn, claim, changed)
     if claim.record in turn.seen.saved.claims:
+        for state in claim.moving:
+            turn.cooling.pop(state.address, None)
         return turn.enter(claim, Phase.DONE)
     if turn.journal_failed(claim):
         return turn_back(turn, claim, _journal_failed(turn))

@@ -69,4 +69,4 @@ class VfioSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     tries: Annotated[int, Meta(ge=1, le=20)] = 3
     """How often a write is tried at most."""
     cool_down: Duration = 10.0
-    """How long a device that could not be moved is left alone."""
+    """How long a device that could not be moved is left alone; doubles each time in a row."""

@@ -100,7 +100,9 @@ class Deadlines(msgspec.Struct, frozen=True):
     poll: float = 2.0
     """Between looks at what ends without an event: a process that holds a node open."""
     cool_down: float = 10.0
-    """How long a function that could not be moved is left alone."""
+    """How long a function that could not be moved is left alone; doubles each time in a row."""
+    cool_down_max: float = 3600.0
+    """The longest that it is; after as long again without a failure none is remembered."""
 
 
 class Rules(msgspec.Struct, frozen=True):
@@ -253,6 +255,8 @@ class Cooling(msgspec.Struct, frozen=True):
     until: float
     reason: str
     """What went wrong."""
+    failures: int = 1
+    """How often in a row; a claim in force ends the row, and so does time."""
 
 
 class Claims(msgspec.Struct, frozen=True):
@@ -265,7 +269,7 @@ class Claims(msgspec.Struct, frozen=True):
     children: Mapping[Address, Child] = msgspec.field(default_factory=dict)
     """Writes that hang: their functions are *hung*, and nothing is written to them."""
     cooling: Mapping[Address, Cooling] = msgspec.field(default_factory=dict)
-    """Functions that are left alone for a while."""
+    """Functions that are left alone for a while, or were not long ago."""
     serial: int = 0
     """Of the latest ``Inspect``."""
 

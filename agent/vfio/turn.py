@@ -27,6 +27,7 @@ from agent.vfio.state import (
     Advance,
     Claim,
     Claims,
+    Cooling,
     Ended,
     FunctionState,
     Outcome,
@@ -62,7 +63,8 @@ class Turn:
         self.live: dict[str, Claim] = dict(claims.live)
         self.strays: dict[Address, Stray] = dict(claims.strays)
         self.children: dict[Address, Child] = dict(claims.children)
-        self.cooling = {a: cooling for a, cooling in claims.cooling.items() if cooling.until > now}
+        forgotten = now - rules.deadlines.cool_down_max
+        self.cooling = {a: each for a, each in claims.cooling.items() if each.until > forgotten}
         self._serial = claims.serial
         self._effects: list[Effect] = []
         self._answers: list[Answer] = []
@@ -234,6 +236,15 @@ class Turn:
             return True
         self.wake(claim.since + limit)
         return False
+
+    def cool_down(self, address: Address, reason: str) -> None:
+        """Leave a function alone for a while, longer each time that it fails in a row."""
+        before = self.cooling.get(address)
+        failures = 1 if before is None else before.failures + 1
+        limits = self.deadlines
+        longest = max(limits.cool_down, limits.cool_down_max)
+        seconds = min(limits.cool_down * 2 ** min(failures - 1, 30), longest)
+        self.cooling[address] = Cooling(self.now + seconds, reason, failures)
 
     def strand(self, state: FunctionState, why: Problem, *, lost: bool = False) -> None:
         """Remember that a function could not be brought back; the hint is what frees it.

@@ -664,3 +664,29 @@ def test_a_recovery_that_hangs_is_finished_when_the_kernel_returns() -> None:
     world.run()
     assert not world.stranded
     assert world.state()[GPU] == ("xe", None)
+
+
+def test_what_fails_to_be_moved_again_and_again_is_left_alone_longer_each_time() -> None:
+    """A claim in force ends the row, and so does time."""
+    world = world_of(Chip(GPU))
+    world.nodes_never_come = {GPU}
+
+    def left_alone() -> float:
+        ask(world, PREPARE)
+        began = world.claims.cooling[GPU].until - world.now
+        assert codes(ask(world, PREPARE)) == [Code.COOLING_DOWN]
+        world.now = world.claims.cooling[GPU].until
+        return began
+
+    assert [left_alone() for _ in range(10)] == [
+        *(10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0, 1280.0, 2560.0),
+        world.rules.deadlines.cool_down_max,
+    ]
+    world.nodes_never_come = set()
+    assert ask(world, PREPARE).ok
+    assert ask(world, RELEASE).ok
+    world.nodes_never_come = {GPU}
+    assert left_alone() == 10.0, "it was in force meanwhile"
+    assert left_alone() == 20.0
+    world.now += world.rules.deadlines.cool_down_max
+    assert left_alone() == 10.0, "that was long ago"
