@@ -314,6 +314,13 @@ def _unavailable(case: Case) -> Iterator[Problem]:
             yield problem(Code.DRIVER_UNAVAILABLE, what)
 
 
+def _for_others(case: Case) -> Iterator[Problem]:
+    if case.inspection is not None:
+        for address, driver in case.inspection.unsuitable:
+            what = f"{address} cannot be moved to {driver}, which is for other devices"
+            yield problem(Code.DRIVER_UNSUITABLE, what)
+
+
 def _managed(case: Case) -> Iterator[Problem]:
     if case.inspection is not None:
         for address, manager in case.inspection.managed:
@@ -380,6 +387,7 @@ BY_INSPECTION: Final[Sequence[_Check]] = (
     _no_means,
     _no_iommu,
     _unavailable,
+    _for_others,
     _managed,
     _override_unknown,
     _in_use,

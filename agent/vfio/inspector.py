@@ -89,6 +89,7 @@ class Inspector:
             drivers = [
                 group.create_task(self._unavailable(each, unasked)) for each in effect.drivers
             ]
+            natives = [group.create_task(self._unsuitable(*each)) for each in effect.natives]
             held = group.create_task(self._holders(effect, unasked))
             managed = group.create_task(
                 asyncio.to_thread(
@@ -104,6 +105,7 @@ class Inspector:
             blind=blind,
             managed=managed.result(),
             unavailable=tuple(each for task in drivers for each in task.result()),
+            unsuitable=tuple(each for task in natives for each in task.result()),
             dead=tuple(each for task in dead for each in task.result()),
             unasked=next(iter(unasked), ""),
             noiommu=await asyncio.to_thread(self._noiommu),  # once its module is there
@@ -187,6 +189,14 @@ class Inspector:
             where = self._roots.modules
             reason = await asyncio.to_thread(modules.missing, driver, said, modules=where)
             return ((driver, reason),)
+
+    async def _unsuitable(self, address: Address, driver: str) -> tuple[tuple[Address, str], ...]:
+        """The function and the driver if that is for other devices."""
+        roots = self._roots
+        is_for_others = await asyncio.to_thread(
+            modules.is_for_others, driver, roots.sys, address, modules=roots.modules
+        )
+        return ((address, driver),) if is_for_others else ()
 
     def _noiommu(self) -> bool:
         path = f"{self._roots.sys}/module/vfio/parameters/enable_unsafe_noiommu_mode"

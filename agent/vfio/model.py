@@ -239,6 +239,8 @@ class Inspect(msgspec.Struct, frozen=True):
     """Every node of these functions, the VFIO ones too. If there is none, no process is asked."""
     drivers: tuple[str, ...] = ()
     """Drivers that must be available; their modules are loaded."""
+    natives: tuple[tuple[Address, str], ...] = ()
+    """Functions that somebody wants on a driver of the host, and on which: is it for them?"""
     alive: bool = False
     """Whether the functions still answer, too. To ask wakes one that sleeps."""
     serial: int = 0
@@ -308,6 +310,8 @@ class Inspection(msgspec.Struct, frozen=True):
     """Functions that driverctl or libvirt manages, and which of them."""
     unavailable: tuple[tuple[str, str], ...] = ()
     """Drivers that are not to be had, and why."""
+    unsuitable: tuple[tuple[Address, str], ...] = ()
+    """Of ``natives`` those whose driver announces other devices only."""
     dead: tuple[Address, ...] = ()
     """Functions that do not answer any more, if that was asked."""
     noiommu: bool = False

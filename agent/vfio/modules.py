@@ -20,7 +20,7 @@ from typing import Final
 import msgspec
 
 from agent.host.files import read_regular
-from agent.host.model import Function, is_vfio_driver, normalise_driver
+from agent.host.model import Address, Function, is_vfio_driver, normalise_driver
 
 GENERIC: Final = "vfio-pci"
 
@@ -95,6 +95,29 @@ def modalias(function: Function) -> str:
         f"sv{function.subsystem_vendor or 0:08X}sd{function.subsystem_device or 0:08X}"
         f"bc{code >> 16 & 0xFF:02X}sc{code >> 8 & 0xFF:02X}i{code & 0xFF:02X}"
     )
+
+
+def is_for_others(driver: str, sys: str, address: Address, *, modules: str) -> bool:
+    """Whether a driver of the host announces devices, and not this one: it must not be bound to it.
+
+    By ``driver_override`` the kernel binds any driver to any device (``pci_match_device``). What a
+    module does not announce at all cannot be told. Blocks.
+
+    Args:
+        driver: Its name, if it is that of its module.
+        sys: Where sysfs is.
+        address: Of the function.
+        modules: Where the modules of all kernels are.
+    """
+    module = re.escape(driver.replace("-", "_")).replace("_", "[-_]").encode()
+    try:
+        name = read_regular(f"{sys}/bus/pci/devices/{address}/modalias", 4096).decode().strip()
+        content = read_regular(aliases_path(modules), _MAX_SIZE)
+    except (OSError, UnicodeDecodeError):
+        return False
+    found = re.findall(rb"^alias (pci:\S{1,200}) %s$" % module, content, re.MULTILINE)
+    patterns = [each.decode("ascii", "replace") for each in found]
+    return bool(patterns) and not any(fnmatch.fnmatchcase(name, each) for each in patterns)
 
 
 def aliases_path(modules: str = "/lib/modules") -> str:

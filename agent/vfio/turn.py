@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import structs
 
-from agent.host.model import Address, Function, NodeRole
+from agent.host.model import Address, Function, HoldMode, NodeRole
 from agent.vfio.group import members
 from agent.vfio.model import (
     Answer,
@@ -180,12 +180,19 @@ class Turn:
             alive: Whether the functions still answer is asked too.
         """
         self._serial += 1
+        wanted = tuple(dict.fromkeys(drivers))
+        request = claim.record.request
         inspect = Inspect(
             claim=claim.id,
             # To read of a function that hangs would hang too.
             addresses=tuple(each for each in addresses if each not in self.children),
             node_paths=self.node_paths(used),
-            drivers=tuple(dict.fromkeys(drivers)),
+            drivers=wanted,
+            natives=tuple(
+                (state.address, request.driver)
+                for state in claim.moving
+                if request.mode is HoldMode.DRM and request.driver in wanted
+            ),
             alive=alive,
             serial=self._serial,
         )

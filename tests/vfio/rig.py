@@ -9,6 +9,7 @@ from typing import Final, TypeVar
 
 from agent.host.model import Address
 from agent.vfio.model import Effect, Inspect, Inspection, Result, Step, Write, Written
+from agent.vfio.modules import aliases_path
 from agent.vfio.roots import Roots, Timeouts
 from agent.vfio.worker import WRITER, Worker
 from tests.conftest import children
@@ -56,6 +57,12 @@ class Host:
 
     def function(self, address: Address) -> Path:
         return self.root / "sys/bus/pci/devices" / address
+
+    def announce(self, aliases: str) -> None:
+        """Let the running kernel's modules announce devices."""
+        path = Path(aliases_path(self.roots.modules))
+        path.parent.mkdir(parents=True)
+        path.write_text(aliases)
 
     def override(self, address: Address) -> Path:
         return self.function(address) / "driver_override"

@@ -290,6 +290,14 @@ REFUSED: tuple[tuple[str, Sequence[Chip], Change, Prepare, Code, str], ...] = (
         "xe, which has it now and is not a VFIO driver",
     ),
     (
+        "a-driver-for-other-devices",
+        (Chip(GPU, driver="vfio-pci"),),
+        change(for_others=frozenset({"snd_hda_intel"})),
+        drm(driver="snd_hda_intel", from_vfio=True),
+        Code.DRIVER_UNSUITABLE,
+        f"{GPU} cannot be moved to snd_hda_intel, which is for other devices",
+    ),
+    (
         "another-driver-than-its-own",
         ONE,
         nothing,
@@ -342,6 +350,12 @@ ALLOWED: tuple[tuple[str, Sequence[Chip], Change, Prepare], ...] = (
     ),
     ("foreign-binding-agreed", (Chip(GPU, driver="vfio-pci"),), nothing, drm(from_vfio=True)),
     ("drm-on-the-driver-that-is-asked-for", ONE, nothing, drm(driver="xe")),
+    (
+        "drm-on-a-driver-that-may-be-for-it",
+        (Chip(GPU, driver=None),),
+        change(for_others=frozenset({"i915"})),
+        drm(driver="xe"),
+    ),
     ("drm-on-no-driver", (Chip(GPU, driver=None),), nothing, drm()),
     ("named-of-the-group", (Chip(GPU), Chip(OTHER_GPU)), nothing, prepare(named=(OTHER_GPU,))),
     ("usb-of-another-group", (Chip(GPU), usb(group=2)), nothing, prepare()),

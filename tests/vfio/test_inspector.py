@@ -252,6 +252,38 @@ async def test_that_it_has_no_iommu_is_known_once_the_driver_is_loaded(host: Hos
         assert not (await at.inspected(inspect(drivers=("vfio-pci",)))).noiommu
 
 
+ALIASES: Final = """\
+alias pci:v00008086d0000E212sv*sd*bc03sc*i* xe
+alias pci:v00008086d*sv*sd*bc04sc03i00* snd_hda_intel
+alias pci:v00001234d*sv*sd*bc*sc*i* two_words
+alias usb:v* usb_only
+"""
+
+
+@pytest.mark.parametrize(
+    ("driver", "modalias", "is_for_others"),
+    [
+        pytest.param("xe", True, False, id="its own"),
+        pytest.param("snd_hda_intel", True, True, id="of its audio function"),
+        pytest.param("two-words", True, True, id="spelled in another way"),
+        pytest.param("usb_only", True, False, id="announces nothing for PCI"),
+        pytest.param("of_nobody", True, False, id="announces nothing"),
+        pytest.param("snd_hda_intel", False, False, id="nobody knows the device"),
+    ],
+)
+async def test_a_driver_of_the_host_that_is_for_other_devices_is_told(
+    host: Host, driver: str, *, modalias: bool, is_for_others: bool
+) -> None:
+    if modalias:
+        text = "pci:v00008086d0000E212sv00008086sd00001114bc03sc00i00\n"
+        (host.function(GPU) / "modalias").write_text(text)
+    host.announce(ALIASES)
+    effect = structs.replace(inspect(GPU), natives=((GPU, driver),))
+    async with rig(host) as at:
+        found = await at.inspected(effect)
+    assert found.unsuitable == (((GPU, driver),) if is_for_others else ())
+
+
 @pytest.mark.parametrize(
     ("driver", "load", "reason"),
     [

@@ -152,6 +152,8 @@ class World:
 
     specs_problem: str = ""
     """Why the specs can be neither read nor written."""
+    for_others: frozenset[str] = frozenset()
+    """Drivers that are for none of the functions here."""
 
     def __init__(self, *chips: Chip, rules: Rules = Rules()) -> None:  # noqa: B008 - immutable
         self.chips = {chip.address: chip for chip in chips}
@@ -473,6 +475,7 @@ class World:
             holders_known=not self.blind,
             managed=tuple((a, w) for a, w in self.managed.items() if a in effect.addresses),
             unavailable=tuple((d, w) for d, w in self.unavailable.items() if d in effect.drivers),
+            unsuitable=tuple(each for each in effect.natives if each[1] in self.for_others),
             dead=tuple(a for a in effect.addresses if effect.alive and a in self.dead),
             noiommu=self.noiommu,
         )
