@@ -19,15 +19,15 @@ import contextlib
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
 
 from agent.errors import AgentError, ExitCode
 from agent.host.files import OUT_OF_MEANS, StateFile, Step, no_step, read_regular
-from agent.host.model import ADDRESS_PATTERN, Address
 from agent.vfio.model import Durable
+from agent.vfio.soundness import find_nonsense
 
 VERSION: Final = 2
 """Raise it with every change of ``Durable`` that an older agent must not overlook."""
@@ -212,19 +212,10 @@ def _parse(content: bytes) -> Durable:
         durable = msgspec.json.decode(body.content, type=Durable)
     except (msgspec.DecodeError, RecursionError) as error:
         raise ValueError(f"it is not a journal: {error}") from error
-    for address in _addresses(durable):
-        if ADDRESS_PATTERN.fullmatch(address) is None:
-            raise ValueError("it names a function that cannot be one")
+    nonsense = find_nonsense(durable)
+    if nonsense is not None:
+        raise ValueError(nonsense)
     return durable
-
-
-def _addresses(durable: Durable) -> Iterator[Address]:
-    """Every address that a write may be made to."""
-    for record in durable.claims:
-        yield from record.request.devices
-        yield from (origin.address for origin in record.origins)
-    yield from (stray.origin.address for stray in durable.strays)
-    yield from (child.write.address for child in durable.children)
 
 
 # --- the boot -------------------------------------------------------------------------------------
