@@ -1,10 +1,10 @@
 """What a host without a network is given to install the agent, and the README's commands for it.
 
-    cdi_agent-*.whl      built from this tree
-    wheels/              what it depends on, as locked
-    systemd/             the project's units and their companions
-    install.sh           what the README tells to do with them, word for word
-    config.yaml          for /etc/cdi-agent: profiles of the guest's devices
+    dist/cdi_agent-*.whl   built from this tree
+    wheels/                what it depends on, as locked
+    systemd/               the project's units and their companions
+    install.sh             what the README tells to do with them, word for word
+    config.yaml            for /etc/cdi-agent: profiles of the guest's devices
 
 The wheels are those for the guest's Python and C library, whatever Python runs the tests.
 """
@@ -36,7 +36,7 @@ def make(cache: Cache, folder: Path) -> str:
     """
     lock = PROJECT / "requirements.lock"
     shutil.copytree(cache.get("wheels", key_of(lock), _download), folder / "wheels")
-    _build_wheel(folder)
+    _build_wheel(folder / "dist")
     shutil.copytree(PROJECT / "systemd", folder / "systemd")
     (folder / "install.sh").write_text(install_script((PROJECT / "README.md").read_text()))
     shutil.copy(Path(__file__).parent / "config.yaml", folder)
