@@ -154,11 +154,13 @@ def require_kept_names(state: State, new: Rules) -> None:
         {f"{offer.kind}={offer.device.name}" for offer in offers}
         for offers in (wanted.offers, state.desired.offers)
     )
+    disk = state.disk
     for claim in state.claims.live.values():
         # What a claim has lost, or gives back, no configuration can take from it.
         held = now.intersection(claim.record.names)
         lost = sorted(held - names)
-        moved = held and claim.record.directory != new.layout.directory
+        where = claim.record.directory if disk is None else disk.directory
+        moved = held and where != new.layout.directory
         if lost or moved:
             raise ConfigError(
                 f"claim {claim.id} holds {', '.join(lost or claim.record.names)}, which this "

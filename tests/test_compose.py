@@ -4,8 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from agent import compose, config
+from agent.cdi.files import Disk
 from agent.cdi.offers import Policy
 from agent.cdi.profile import Naming, Profile
 from agent.config import Config
@@ -53,6 +55,14 @@ def test_what_a_claim_holds_is_neither_renamed_nor_moved(new: Rules) -> None:
     with pytest.raises(ConfigError, match=f"claim vm holds {NAME}, which") as refused:
         compose.require_kept_names(state(IN_FORCE, vfio()), new)
     assert refused.value.hint == "release the claim first: cdi-agent release vm"
+
+
+def test_names_are_where_they_are_by_now_wherever_they_were_when_they_were_claimed() -> None:
+    """The service was started with another directory, which nobody could refuse."""
+    now = structs.replace(state(IN_FORCE, vfio()), disk=Disk("/elsewhere"))
+    compose.require_kept_names(now, rules(directory="/elsewhere"))
+    with pytest.raises(ConfigError, match="claim vm holds"):
+        compose.require_kept_names(now, rules())
 
 
 def test_what_changes_nothing_for_a_claim_is_allowed() -> None:
