@@ -124,11 +124,9 @@ class Desk:
         ) | frozenset(self.claims.strays)
 
     @property
-    def busy(self) -> bool:
-        """Whether a claim is on its way, there or back."""
-        return any(
-            claim.phase not in {Phase.DONE, Phase.LOST} for claim in self.claims.live.values()
-        )
+    def depends_on_specs(self) -> bool:
+        """Whether a claim waits for specs, or for the names that its devices have in them."""
+        return any(claim.phase is not Phase.LOST for claim in self.claims.live.values())
 
     def holds(self) -> tuple[Hold, ...]:
         """What claims mean for publishing."""

@@ -248,7 +248,7 @@ class Reconciler:
 
         # What claims do to devices begins only now: the specs no longer name what they move.
         if self._desk is not None:
-            if self._desk.busy and state.published != before.published:
+            if self._desk.depends_on_specs and state.published != before.published:
                 self._desk.look_again()
             self._desk.begin()
         self._on_pass(report, state)

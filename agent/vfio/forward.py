@@ -142,7 +142,8 @@ def confirming(turn: Turn, claim: Claim) -> Claim | None:
 def done(turn: Turn, claim: Claim) -> Claim | None:
     """In force, as long as nobody else changes what it holds.
 
-    Whoever asks (again) is told so once the journal has for how long, and for whom.
+    Whoever asks (again) is told so once the journal has for how long and for whom, and the specs
+    on disk have its names.
     """
     changed = _changed(turn, claim)
     if changed is not None:
@@ -154,10 +155,32 @@ def done(turn: Turn, claim: Claim) -> Claim | None:
     if claim.record in turn.seen.saved.claims:
         claim = structs.replace(claim, confirmed=claim.record)
     if claim.record == claim.confirmed:
-        return turn.answer_held(claim)
+        return _answer(turn, claim)
     if claim.waiters and turn.journal_failed(claim):
         return turn.dismiss(claim, Wants.HELD, _journal_failed(turn))
     return claim
+
+
+def _answer(turn: Turn, claim: Claim) -> Claim:
+    """Tell who waits that a claim is in force, or that it does not help them: no spec says so."""
+    if not claim.waiters:
+        return claim
+    devices = claim.record.request.devices
+    names = {name for device in devices for name in turn.seen.published.get(device, ())}
+    unknown = turn.specs_unknown()
+    if unknown is not None:
+        return turn.dismiss(claim, Wants.HELD, unknown)
+    missing = [name for name in claim.record.names if name not in names]
+    if not missing:
+        return turn.answer_held(claim)
+    waited_until = min(waiter.since for waiter in claim.waiters) + turn.deadlines.publish
+    if turn.now < waited_until:
+        turn.wake(waited_until)
+        return claim
+    why = [turn.seen.withheld[a] for a in devices if a in turn.seen.withheld]
+    what = f"claim {claim.id} is in force, but not published: {', '.join(missing)}"
+    what += f" ({'; '.join(why)})" if why else ""
+    return turn.dismiss(claim, Wants.HELD, problem(Code.NOT_PUBLISHED, what, address=devices[0]))
 
 
 def lost(turn: Turn, claim: Claim) -> Claim | None:

@@ -22,7 +22,7 @@ from agent.vfio.model import (
 )
 from agent.vfio.problems import Code, Problem, problem
 from agent.vfio.state import THERE, Claim, FunctionState, Phase, Wants
-from agent.vfio.turn import Turn, wait
+from agent.vfio.turn import Turn
 
 OURSELVES = "cdi-agent"
 """Who asks for a recovery that nobody asked for."""
@@ -65,9 +65,9 @@ def _join(turn: Turn, ticket: int, order: Prepare, claim: Claim) -> None:
         turn.answer(ticket, order.id, claim.problem)
     elif claim.phase in {*THERE, Phase.DONE}:
         joined = claim if order.dry_run else renew(claim, order, turn.now)
-        turn.live[claim.id] = wait(joined, ticket, Wants.HELD)
+        turn.live[claim.id] = turn.wait(joined, ticket, Wants.HELD)
     elif claim.problem is not None and claim.problem.code not in _UNWANTED:
-        turn.live[claim.id] = wait(claim, ticket, Wants.HELD)
+        turn.live[claim.id] = turn.wait(claim, ticket, Wants.HELD)
     else:
         turn.answer(ticket, order.id, problem(Code.ENDING, f"claim {order.id} is being released"))
 
@@ -105,7 +105,7 @@ def _begin(turn: Turn, ticket: int, order: Prepare) -> None:
     )
     claim = Claim(record, tuple(map(FunctionState, record.origins)), since=turn.now)
     claim = structs.replace(claim, dry_run=order.dry_run, findings=problems)
-    turn.live[_key(ticket, order.id, dry_run=order.dry_run)] = wait(
+    turn.live[_key(ticket, order.id, dry_run=order.dry_run)] = turn.wait(
         renew(claim, order, turn.now), ticket, Wants.HELD
     )
 
@@ -140,7 +140,7 @@ def _release(turn: Turn, ticket: int, order: Release) -> None:
     else:
         turn.live[claim.id] = give_back(
             turn,
-            structs.replace(wait(claim, ticket, Wants.GONE), force=claim.force or order.force),
+            structs.replace(turn.wait(claim, ticket, Wants.GONE), force=claim.force or order.force),
             problem(Code.CANCELLED, f"claim {order.id} was released before it was in force"),
         )
 
@@ -206,7 +206,7 @@ def _recover(turn: Turn, ticket: int, order: Recover) -> None:
     if function is None:
         turn.answer(ticket, key, problem(Code.UNKNOWN_DEVICE, f"{address} does not exist"))
     elif running is not None and not order.dry_run:
-        running = wait(running, ticket, Wants.GONE)
+        running = turn.wait(running, ticket, Wants.GONE)
         turn.live[key] = structs.replace(running, force=running.force or order.force)
     elif holder is not None:
         what = f"{address} belongs to claim {holder.id}, which is {holder.standing}"
@@ -220,4 +220,4 @@ def _recover(turn: Turn, ticket: int, order: Recover) -> None:
         origin = unknown_origin(function) if stray is None else stray.origin
         claim = recovery(origin, now=turn.now, client=order.client, force=order.force)
         claim = structs.replace(claim, dry_run=order.dry_run)
-        turn.live[_key(ticket, key, dry_run=order.dry_run)] = wait(claim, ticket, Wants.GONE)
+        turn.live[_key(ticket, key, dry_run=order.dry_run)] = turn.wait(claim, ticket, Wants.GONE)

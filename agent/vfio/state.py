@@ -195,6 +195,8 @@ class Waiter(msgspec.Struct, frozen=True):
 
     ticket: int
     wants: Wants
+    since: float
+    """When it asked."""
 
 
 class Claim(msgspec.Struct, frozen=True):

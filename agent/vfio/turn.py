@@ -280,6 +280,10 @@ class Turn:
         """Answer one order."""
         self._answers.append(Answer(ticket, claim, names, problems, moves))
 
+    def wait(self, claim: Claim, ticket: int, wants: Wants) -> Claim:
+        """Let somebody wait for a claim."""
+        return structs.replace(claim, waiters=(*claim.waiters, Waiter(ticket, wants, self.now)))
+
     def answer_held(self, claim: Claim) -> Claim:
         """Tell everybody who waits for it that a claim is in force."""
         for waiter in claim.waiters:
@@ -313,8 +317,3 @@ class Turn:
         for waiter in claim.waiters:
             said = (*reason, *problems) if waiter.wants is Wants.HELD else problems
             self.answer(waiter.ticket, claim.id, *dict.fromkeys(said))
-
-
-def wait(claim: Claim, ticket: int, wants: Wants) -> Claim:
-    """Let somebody wait for a claim."""
-    return structs.replace(claim, waiters=(*claim.waiters, Waiter(ticket, wants)))

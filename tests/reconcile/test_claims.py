@@ -206,3 +206,32 @@ async def test_who_waits_for_a_claim_hears_when_the_host_cannot_be_looked_at(
         assert [each.code for each in answer.problems] == [Code.HOST_UNKNOWN]
         host.scanner.fault = None
         assert (await host.prepare("vm", B50)).ok
+
+
+FOREIGN = """cdiVersion: "0.5.0"
+kind: intel.com/gpu-vfio
+devices:
+- name: "0000-03-00-0-0xe212"
+  containerEdits: {deviceNodes: [{path: /dev/null}]}
+"""
+
+
+async def test_who_asks_again_is_told_when_no_spec_has_the_names_any_more(host: ClaimsRig) -> None:
+    """Another file defines the device too, which makes both useless; and hears when one has."""
+    async with host.agent():
+        assert (await host.prepare("vm", B50)).ok
+        other = host.specs / "other.yaml"
+        await host.do(other.write_text, FOREIGN)
+        host.hint()
+        await host.until(lambda state: not any(a == B50 for _, a in state.published))
+        rules = host.desk.rules
+        host.desk.rules = structs.replace(rules, deadlines=Deadlines(publish=0.01))
+        answer = await host.prepare("vm", B50)
+        assert [each.code for each in answer.problems] == [Code.NOT_PUBLISHED]
+        assert str(other) in answer.problems[0].sentence
+        host.desk.rules = rules
+        asking = asyncio.create_task(host.prepare("vm", B50))
+        await host.until(lambda state: bool(state.claims.live["vm"].waiters))
+        await host.do(other.unlink)
+        host.hint()
+        assert (await asking).names == (f"intel.com/gpu-vfio={NAME}",)

@@ -690,3 +690,24 @@ def test_what_fails_to_be_moved_again_and_again_is_left_alone_longer_each_time()
     assert left_alone() == 20.0
     world.now += world.rules.deadlines.cool_down_max
     assert left_alone() == 10.0, "that was long ago"
+
+
+def test_who_asks_again_is_told_names_that_specs_have() -> None:
+    """Another file defines them too by now, or the configuration ignores the device."""
+    world = world_of()
+    names = ask(world, PREPARE).names
+    world.nodes_never_come = {GPU}
+    world.run()
+    assert not world.specs
+    began = world.now
+    answer = ask(world, PREPARE)
+    assert codes(answer) == [Code.NOT_PUBLISHED]
+    assert names[0] in answer.problems[0].sentence
+    assert world.now == began + world.rules.deadlines.publish
+    assert world.claims.live["vm"].phase is Phase.DONE, "it holds its devices all the same"
+    late = world.post(PREPARE)
+    world.run(patience=1)
+    assert late not in world.answers
+    world.nodes_never_come = set()
+    world.run()
+    assert world.answers[late].names == names

@@ -133,3 +133,13 @@ def test_what_is_stranded_is_recovered_meanwhile() -> None:
     assert world.answers[world.ask(Recover(GPU))].problems[0].code is Code.SPECS_UNKNOWN
     assert world.state() == FREE
     assert not world.stranded
+
+
+def test_a_claim_in_force_is_not_told_to_be_published() -> None:
+    world = in_force()
+    world.specs_problem = UNKNOWN
+    (problem,) = world.answers[world.ask(PREPARE)].problems
+    assert problem.code is Code.SPECS_UNKNOWN
+    assert world.claims.live["vm"].phase is Phase.DONE
+    world.specs_problem = ""
+    assert world.answers[world.ask(PREPARE)].ok
