@@ -10,7 +10,7 @@ import msgspec
 
 from agent.cdi.desired import desired
 from agent.cdi.offers import Policy
-from agent.cdi.profile import Profile, profiles_of, shared_paths, why_none
+from agent.cdi.profile import Profile, profiles_of, shared_paths, switched_off
 from agent.cdi.record import Ledger
 from agent.cdi.store import Store
 from agent.config import Config, profiles
@@ -117,7 +117,7 @@ def claim_rules(config: Config, *, modules: str = "/lib/modules") -> ClaimRules:
     def unpublishable(function: Function, mode: HoldMode) -> str | None:
         found = profiles_of(function, known)
         if not found:
-            return why_none(function, known)[1]
+            return switched_off(function, known) or f"no profile recognises {function.pci_id}"
         if mode is HoldMode.VFIO and all(profile.vfio_kind is None for profile in found):
             return f"profile {found[0].name} publishes no devices on VFIO"
         return None

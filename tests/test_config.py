@@ -448,6 +448,24 @@ PROFILE_FAULTS: list[tuple[str, str, list[str]]] = [
         ],
     ),
     (
+        "role",
+        PROFILE.replace("card}", "gpu}, {}") + "    match: {vendor: '8086', roles: [gpu]}\n",
+        [
+            (
+                "line 5: cdi.profiles[0].nodes[0].role: it must be one of card, render, accel, mei,"
+                " not 'gpu'"
+            ),
+            (
+                "line 5: cdi.profiles[0].nodes[1]: the key role is missing; it must be one of card,"
+                " render, accel, mei"
+            ),
+            (
+                "line 6: cdi.profiles[0].match.roles[0]: it must be one of card, render, accel,"
+                " mei, not 'gpu'"
+            ),
+        ],
+    ),
+    (
         "out-of-reach",
         PROFILE + "    match: {drivers: [xe]}\n    vfio: {kind: example.com/vm}\n",
         ["line 7: cdi.profiles[0].vfio: match.drivers recognises no device that is on a VFIO"],

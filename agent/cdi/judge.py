@@ -14,7 +14,7 @@ import msgspec
 from agent.cdi import rules
 from agent.cdi.entry import Case, Refusal, case_of, offer_of
 from agent.cdi.offers import Offer, Policy, Reason, Withheld
-from agent.cdi.profile import Profile, SrIov, profiles_of, why_none
+from agent.cdi.profile import Profile, SrIov, profiles_of, switched_off
 from agent.host.model import (
     Address,
     Function,
@@ -112,8 +112,9 @@ def judge(subject: Subject, circumstances: Circumstances, terms: Terms) -> Judge
         else:
             address = subject.function.address
             withheld.append(Withheld(address, case.kind, judged.reason, judged.detail))
-    if not subject.cases:
-        withheld.append(_unmatched(subject.function, terms))
+    excluded = _excluded(subject.function, terms.policy)
+    if not (subject.cases and excluded) and (rest := _rest(subject, excluded, terms)):
+        withheld.append(Withheld(subject.function.address, None, rest.reason, rest.detail))
     order = address_order(subject.function.address)
     return Judgement(order, subject, circumstances, tuple(offers), tuple(withheld))
 
@@ -150,17 +151,19 @@ def _others(path: str, rivals: Iterable[Function], function: Function) -> list[s
     return sorted({str(owner(each)) for each in rivals} - {str(owner(function))})
 
 
-def _unmatched(function: Function, terms: Terms) -> Withheld:
-    """Say why a function has no profile."""
-    if excluded := _excluded(function, terms.policy):
-        return Withheld(function.address, None, excluded.reason, excluded.detail)
-    off, detail = why_none(function, terms.profiles)
-    if off is not None:
-        return Withheld(function.address, None, Reason.POLICY, detail)
+def _rest(subject: Subject, excluded: Refusal | None, terms: Terms) -> Refusal | None:
+    """Why more could be expected of a function than its profiles make of it."""
+    function = subject.function
+    if excluded is not None:
+        return excluded
+    if off := switched_off(function, terms.profiles):
+        return Refusal(Reason.POLICY, off)
+    if subject.cases:
+        return None
     driver = f"driver {function.driver}" if function.driver else "no driver"
     kind_of = "" if function.nodes_of(NodeRole.RENDER) else ", no render node"
-    detail = f"{detail} ({driver}{kind_of})"
-    return Withheld(function.address, None, Reason.UNMATCHED, detail)
+    detail = f"no profile recognises {function.pci_id} ({driver}{kind_of})"
+    return Refusal(Reason.UNMATCHED, detail)
 
 
 def _too_new(offer: Offer, pin: str) -> Refusal | None:

@@ -97,7 +97,7 @@ class Withheld(msgspec.Struct, frozen=True):
 
     address: Address
     kind: Kind | None
-    """The kind in which it is missing; None if it has no profile."""
+    """The kind in which it is missing; None if no profile that is on gives that of it."""
     reason: Reason
     detail: str
     """One sentence for people."""

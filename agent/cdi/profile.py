@@ -45,6 +45,8 @@ DriverName = Annotated[
     str,
     Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9_-]{0,62}\Z", description="the name of a driver"),
 ]
+OwnRole = Annotated[NodeRole, Meta(description="one of card, render, accel, mei")]
+"""``merge`` refuses the others, which have a driver of their own."""
 Id = Annotated[int, Meta(ge=0, le=2**32 - 2)]
 
 
@@ -95,7 +97,7 @@ class Match(_Part, frozen=True, kw_only=True):
     """The class code, or how it begins: ``03`` for every display, ``0300`` for VGA."""
     drivers: tuple[str, ...] = ()
     """Only while one of these drives it. (What the profile can publish is told by ``drivers``.)"""
-    roles: tuple[NodeRole, ...] = ()
+    roles: tuple[OwnRole, ...] = ()
     """Only while it has a node of each of these roles."""
 
     def __call__(self, function: Function) -> bool:
@@ -161,7 +163,7 @@ class Access(_Part, frozen=True, kw_only=True):
 class RoleNodes(Access, frozen=True, kw_only=True):
     """The nodes of one role that a function has itself."""
 
-    role: NodeRole
+    role: OwnRole
     required: bool = True
     """Without one that is there, the device is withheld."""
 
@@ -316,15 +318,13 @@ def profiles_of(function: Function, profiles: Sequence[Profile]) -> tuple[Profil
     return tuple(found)
 
 
-def why_none(function: Function, profiles: Sequence[Profile]) -> tuple[Profile | None, str]:
-    """Why a function has no profile: the one that would be its own were it not switched off.
-
-    Returns:
-        That profile, if there is one, and a sentence for people.
-    """
+def switched_off(function: Function, profiles: Sequence[Profile]) -> str | None:
+    """Say which profile would give what no other gives of a function, were it not switched off."""
+    taken = {role for profile in profiles_of(function, profiles) for role in profile.roles}
     for profile in _recognising(function, profiles):
-        return profile, f"profile {profile.name}, which recognises it, is switched off"
-    return None, f"no profile recognises {function.pci_id}"
+        if not profile.enabled and taken.isdisjoint(profile.roles):
+            return f"profile {profile.name}, which recognises it, is switched off"
+    return None
 
 
 def _recognising(function: Function, profiles: Sequence[Profile]) -> list[Profile]:

@@ -34,6 +34,7 @@ from tests.cdi.worlds import (
     AUDIO,
     B50,
     B60,
+    BUILTIN,
     VFIO_SHARED,
     changed,
     decide,
@@ -541,6 +542,27 @@ def test_what_a_profile_that_is_switched_off_recognises_is_withheld_with_its_nam
     (withheld,) = decide(function(), profiles=changed("intel-gpu", enabled=False)).withheld
     assert (withheld.kind, withheld.reason) == (None, Reason.POLICY)
     assert withheld.detail == "profile intel-gpu, which recognises it, is switched off"
+
+
+def test_what_is_given_beside_what_a_profile_that_is_switched_off_would_give() -> None:
+    both = function(nodes=(*drm(0), node(NodeRole.MEI, 1)))
+    result = decide(both, profiles=changed("intel-gpu", enabled=False))
+    assert [offer.kind for offer in result.offers] == ["intel.com/gpu-mei"]
+    (withheld,) = result.withheld
+    assert withheld.detail == "profile intel-gpu, which recognises it, is switched off"
+    ignored = Policy(ignore=frozenset({B50}))
+    (withheld,) = decide(
+        both, profiles=changed("intel-gpu", enabled=False), policy=ignored
+    ).withheld
+    assert withheld.reason is Reason.IGNORED
+
+
+def test_a_profile_that_is_off_and_whose_nodes_another_one_gives_is_not_mentioned() -> None:
+    gpu = next(profile for profile in BUILTIN if profile.name == "intel-gpu")
+    mine = structs.replace(gpu, name="mine", kind="a.test/gpu", enabled=False)
+    result = decide(function(), profiles=(mine, *BUILTIN))
+    assert [offer.kind for offer in result.offers] == ["intel.com/gpu"]
+    assert result.withheld == ()
 
 
 def test_a_partition_of_what_a_profile_that_is_switched_off_recognises_is_no_ones() -> None:
