@@ -243,7 +243,8 @@ def test_a_device_that_libvirt_manages(make_host: MakeHost) -> None:
         host.start()
         free = host.world()
         address = '<address domain="0x0" bus="0x3" slot="0x0" function="0x0"/>'
-        state = f"<domain><devices><hostdev><source>{address}</source></hostdev></devices></domain>"
+        device = f'<hostdev type="pci"><source>{address}</source></hostdev>'
+        state = f"<domain><devices>{device}</devices></domain>"
         folder = host.folder / "host/run/libvirt/qemu"
         folder.mkdir(parents=True)
         (folder / "guest.xml").write_text(state)
