@@ -120,6 +120,8 @@ def claim_rules(config: Config, *, modules: str = "/lib/modules") -> ClaimRules:
             return switched_off(function, known) or f"no profile recognises {function.pci_id}"
         if mode is HoldMode.VFIO and all(profile.vfio_kind is None for profile in found):
             return f"profile {found[0].name} publishes no devices on VFIO"
+        if mode is HoldMode.DRM and not any(profile.nodes for profile in found):
+            return f"profile {found[0].name} publishes devices on VFIO only"
         return None
 
     return ClaimRules(

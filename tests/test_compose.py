@@ -151,6 +151,27 @@ def test_a_driver_that_the_configuration_names_is_taken_for_a_vfio_driver(
             None,
             id="not on VFIO, but on its own driver",
         ),
+        pytest.param(
+            {"profiles": [{"name": "intel-gpu", "nodes": []}]},
+            0xE212,
+            HoldMode.VFIO,
+            None,
+            id="on VFIO only",
+        ),
+        pytest.param(
+            {"profiles": [{"name": "intel-gpu", "nodes": []}]},
+            0xE212,
+            HoldMode.DRM,
+            "profile intel-gpu publishes devices on VFIO only",
+            id="not on its own driver",
+        ),
+        pytest.param(
+            {"profiles": [{"name": "intel-gpu", "enabled": False}]},
+            0xE212,
+            HoldMode.VFIO,
+            "profile intel-gpu, which recognises it, is switched off",
+            id="switched off",
+        ),
     ],
 )
 def test_what_is_never_published_is_not_claimed(
