@@ -123,6 +123,8 @@ def application(
             status, document = answered
         except _RefusedError as refused:
             status, document = refused.status, _refusal(refused)
+        except asyncio.CancelledError:  # by the server, which ends and waits a moment for this
+            status, document = _UNAVAILABLE, _INTERRUPTED
         body = json.dumps(document, indent=2).encode() + b"\n"
         headers = [
             (b"content-type", b"application/json"),
@@ -343,6 +345,14 @@ def _error(
 ) -> views.Document:
     problem = {"code": code, "sentence": sentence, "hint": hint, "retryable": retryable}
     return {"ok": False, "problems": [problem]}
+
+
+_INTERRUPTED: Final = _error(
+    Code.INTERRUPTED.value,
+    "the agent was stopped before this was done",
+    hint="ask again when it runs again; until then its journal has what has begun",
+    retryable=True,
+)
 
 
 def _refusal(refused: _RefusedError) -> views.Document:

@@ -38,6 +38,8 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 SHUTDOWN_SECONDS: Final = 1.0
 """How long answers that are under way may take at the end."""
+FAREWELL_SECONDS: Final = 0.2
+"""How long those who wait still have to be told then that there is no answer."""
 _UCRED: Final = struct.Struct("iII")
 """``struct ucred``, unix(7)."""
 _HAS_ASKED: Final = (h11.DONE, h11.MUST_CLOSE)
@@ -64,7 +66,9 @@ class Server:
     """Answers on listening sockets from `start` to `stop`, in the running loop.
 
     Args:
-        application: What answers; an exception in it is answered by 500 and logged.
+        application: What answers; an exception in it is answered by 500 and logged. At the end one
+            that has not answered is cancelled, and may say so to who waits; if it does not, that
+            is answered by 503.
         limits: How much strangers may use.
     """
 
@@ -77,7 +81,7 @@ class Server:
         # uvicorn tells of every malformed request; whoever sends those shall not fill our log.
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
         self._config = Config(
-            application,
+            _told_of_the_end(application),
             http=H11Protocol,
             ws="none",
             lifespan="off",
@@ -112,22 +116,33 @@ class Server:
             self._servers.append(server)
 
     async def stop(self) -> None:
-        """Accept nothing more, let answers that are under way end (1 s), cut off the rest."""
+        """Accept nothing more, let answers that are under way end (1 s), cut off the rest.
+
+        Who still waits then is told that there will be no answer.
+        """
         for server in self._servers:
             server.close()
         self._servers = []
         for connection in tuple(self._open):
             connection.shutdown()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(SHUTDOWN_SECONDS):
-                await self._until_none_open()
+        await self._none_open_within(SHUTDOWN_SECONDS)
         for connection in tuple(self._open):
-            connection.abort()
-        await self._until_none_open()
+            if not connection.is_waiting:
+                connection.abort()
+        await asyncio.sleep(0)  # now they know
         tasks = tuple(self._state.tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._none_open_within(FAREWELL_SECONDS)
+        for connection in tuple(self._open):
+            connection.abort()
+        await self._until_none_open()
+
+    async def _none_open_within(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._until_none_open()
 
     async def _until_none_open(self) -> None:
         while self._open:
@@ -200,6 +215,11 @@ class _Connection(H11Protocol):
         """A client that has said all may still wait for the answer."""
         return self.conn.our_state in {h11.SEND_RESPONSE, h11.SEND_BODY}
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the client has asked, and has nothing of an answer yet."""
+        return self.conn.our_state is h11.SEND_RESPONSE
+
     def abort(self) -> None:
         """Close it now, whatever is still to be sent."""
         self.transport.abort()
@@ -207,6 +227,27 @@ class _Connection(H11Protocol):
     def _too_late(self) -> None:
         self._server.timeouts += 1
         self.abort()
+
+
+def _told_of_the_end(application: Application) -> Application:
+    """An application that answers when it is cancelled: uvicorn would take that for a bug."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        has_begun = False
+
+        async def say(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        try:
+            await application(scope, receive, say)
+        except asyncio.CancelledError:
+            if not has_begun:
+                await send({"type": "http.response.start", "status": 503, "headers": []})
+                await send({"type": "http.response.body", "body": b""})
+
+    return answer
 
 
 def peer_of(connection: socket.socket) -> str:

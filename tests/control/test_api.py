@@ -5,7 +5,7 @@ import dataclasses
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from structlog.testing import capture_logs
@@ -29,6 +29,11 @@ US = f"pid {os.getpid()}, uid {os.getuid()}"
 class Socket:
     agent: FakeAgent
     path: str
+    serving: "asyncio.Task[NoReturn]"
+
+    async def stop(self) -> None:
+        self.serving.cancel()
+        await asyncio.gather(self.serving, return_exceptions=True)
 
     async def call(
         self, method: str, route: str, body: object = None
@@ -54,9 +59,9 @@ async def control(tmp_path: Path, proc: Path) -> AsyncIterator[Socket]:
     listener = await asyncio.to_thread(bind, UnixAddress(path))
     service = HttpService("control", app, where=[listener], limits=limits)
     task = asyncio.create_task(service.run())
-    yield Socket(agent, path)
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    socket = Socket(agent, path, task)
+    yield socket
+    await socket.stop()
     listener.close()  # a server that was cancelled before it began has not closed it
 
 
@@ -393,3 +398,19 @@ async def test_who_hangs_up_stops_waiting() -> None:
     await asyncio.wait_for(asking, 30)
     assert agent.left == [Release("vm", client="unknown")]
     assert sent == []
+
+
+async def test_who_waits_when_the_agent_ends_is_told_so(
+    control: Socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The order may have begun: whoever knows that it was interrupted can ask again."""
+    monkeypatch.setattr("agent.control.http.SHUTDOWN_SECONDS", 0.01)
+    control.agent.has_time = asyncio.Event()
+    asking = asyncio.create_task(control.call("PUT", "/v1/claims/vm", {"devices": ["03:00.0"]}))
+    await asyncio.wait_for(control.agent.asked.wait(), 30)
+    await control.stop()
+    status, document = await asking
+    (problem,) = document["problems"]
+    assert (status, document["ok"]) == (503, False)
+    assert (problem["code"], problem["retryable"]) == ("interrupted", True)
+    assert len(control.agent.left) == 1

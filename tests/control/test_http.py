@@ -359,8 +359,9 @@ async def test_stopping_lets_an_answer_end_and_accepts_nothing_more(gate: asynci
 
 
 async def test_stopping_cuts_off_what_does_not_end(
-    gate: asyncio.Event, monkeypatch: pytest.MonkeyPatch
+    gate: asyncio.Event, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Whoever waits is told that there is no answer, and who has not asked is not."""
     monkeypatch.setattr("agent.control.http.SHUTDOWN_SECONDS", 0.01)
 
     async def hang(scope: Scope, receive: Receive, send: Send) -> None:
@@ -374,7 +375,30 @@ async def test_stopping_cuts_off_what_does_not_end(
         await r.accepted(2)
         await r.server.stop()
         assert r.server.connections == 0
-        assert await busy.rest() == await silent.rest() == b""
+        assert (await busy.rest()).startswith(b"HTTP/1.1 503")
+        assert await silent.rest() == b""
+    assert caplog.text == "", "it is no bug"
+
+
+async def test_stopping_waits_for_nobody_who_does_not_read_its_answer(
+    gate: asyncio.Event, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("agent.control.http.SHUTDOWN_SECONDS", 0.01)
+    monkeypatch.setattr("agent.control.http.FAREWELL_SECONDS", 0.01)
+
+    async def endless(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        gate.set()
+        while True:
+            await send({"type": "http.response.body", "body": bytes(1_000_000), "more_body": True})
+
+    async with rig(endless) as r:
+        client = await r.connect()
+        await client.send(GET)
+        await gate.wait()
+        await r.server.stop()
+        assert r.server.connections == 0
+    assert caplog.text == ""
 
 
 async def test_the_same_server_answers_on_ipv6_and_on_a_path(tmp_path: Path) -> None:
