@@ -56,7 +56,10 @@ def call(path: str, method: str, route: str, body: object = None) -> tuple[int, 
         NotAllowedError: This user may not ask.
     """
     connection = _Connection(path)
+    is_connected = False
     try:
+        connection.connect()
+        is_connected = True
         connection.request(method, route, None if body is None else json.dumps(body))
         response = connection.getresponse()
         document = json.loads(response.read())
@@ -67,11 +70,22 @@ def call(path: str, method: str, route: str, body: object = None) -> tuple[int, 
         ) from error
     except TimeoutError as error:
         raise UnreachableError(f"the agent at {path} does not answer") from error
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    except (ConnectionError, http.client.RemoteDisconnected) as error:
+        if not is_connected:
+            raise _no_agent(path, error) from error
         raise UnreachableError(
-            f"no agent answers at {path}: {reason}", hint="systemctl status cdi-agent"
+            f"the agent at {path} has closed the connection without an answer",
+            hint="too many may wait for one, or it has just ended: ask again",
         ) from error
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise _no_agent(path, error) from error
     finally:
         connection.close()
     return response.status, document
+
+
+def _no_agent(path: str, error: Exception) -> UnreachableError:
+    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return UnreachableError(
+        f"no agent answers at {path}: {reason}", hint="systemctl status cdi-agent"
+    )

@@ -7,7 +7,8 @@ its protocol waits without limit for a request to be completed. Here
 - a connection carries one request and is closed; nothing is pipelined and nothing kept alive,
 - from connecting to the last byte of the answer it has ``seconds``, and of the request
   ``request_seconds``; then it is cut off, whoever is slow,
-- more than ``connections`` at once are closed at once,
+- of more than ``connections`` at once the oldest that has not asked yet is closed, so that idle
+  ones keep nobody out; if all wait for an answer, the new one is,
 - more than ``request_bytes`` of request are not read.
 
 So the most that strangers can hold is a constant, and the agent's own work goes on beside it.
@@ -52,7 +53,7 @@ class Limits(msgspec.Struct, frozen=True):
     """How much strangers may use."""
 
     connections: int = 16
-    """At once; more are closed without an answer."""
+    """At once; what is too much is closed without an answer."""
     seconds: float = 10.0
     """From connecting to the last byte of the answer."""
     request_seconds: float = 10.0
@@ -97,7 +98,8 @@ class Server:
         self._state = ServerState()
         self._state.default_headers = [(b"connection", b"close")]
         self._servers: list[asyncio.Server] = []
-        self._open: set[_Connection] = set()
+        self._open: dict[_Connection, None] = {}
+        """In the order in which they came."""
         self._none_open = asyncio.Event()
 
     @property
@@ -150,15 +152,22 @@ class Server:
             await self._none_open.wait()
 
     def _accepted(self, connection: "_Connection") -> bool:
-        """Take a connection in, if there is room."""
-        if len(self._open) >= self.limits.connections or not self._servers:
+        """Take a connection in, if there is room or an idle one to make some."""
+        is_full = len(self._open) >= self.limits.connections
+        if is_full:
             self.refused += 1
+            idle = next((each for each in self._open if each.is_idle), None)
+            if idle is not None:
+                idle.abort()
+                self._gone(idle)
+                is_full = False
+        if is_full or not self._servers:
             return False
-        self._open.add(connection)
+        self._open[connection] = None
         return True
 
     def _gone(self, connection: "_Connection") -> None:
-        self._open.discard(connection)
+        self._open.pop(connection, None)
         if not self._open:
             self._none_open.set()
 
@@ -214,6 +223,11 @@ class _Connection(H11Protocol):
     def eof_received(self) -> bool:  # type: ignore[override]
         """A client that has said all may still wait for the answer."""
         return self.conn.our_state in {h11.SEND_RESPONSE, h11.SEND_BODY}
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the client has not asked yet, or not to the end."""
+        return self.conn.our_state is h11.IDLE
 
     @property
     def is_waiting(self) -> bool:

@@ -380,6 +380,22 @@ async def test_a_client_without_an_agent_says_so(tmp_path: Path) -> None:
         await asyncio.to_thread(call, str(tmp_path / "none.sock"), "GET", "/v1/status")
 
 
+async def test_a_client_that_is_cut_off_does_not_say_that_there_is_no_agent(
+    tmp_path: Path,
+) -> None:
+    """There may be too many: then the agent closes what it has no room for."""
+    path = str(tmp_path / "full.sock")
+
+    async def close(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    async with await asyncio.start_unix_server(close, path):
+        with pytest.raises(UnreachableError, match="has closed the connection") as caught:
+            await asyncio.to_thread(call, path, "GET", "/v1/status")
+    assert caught.value.hint is not None
+    assert "ask again" in caught.value.hint
+
+
 async def test_who_hangs_up_stops_waiting() -> None:
     """Then an order that has not begun is not begun any more; nothing is sent to nobody."""
     agent = FakeAgent()
