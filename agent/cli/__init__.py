@@ -17,7 +17,7 @@ import click
 
 from agent import __version__
 from agent.errors import AgentError, ConfigError, ExitCode, OutputError
-from agent.observe.log import allows_colour
+from agent.observe.colour import allows_colour
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer as Buffer

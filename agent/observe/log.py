@@ -22,6 +22,7 @@ import structlog
 from msgspec import structs
 
 from agent.observe import record as records
+from agent.observe.colour import allows_colour
 from agent.observe.record import Record
 from agent.observe.settings import Level, LogSettings
 from agent.observe.sinks import JOURNAL, Journal, Lines, is_reachable, leads_to_journal
@@ -133,11 +134,6 @@ def choose_sink(
             if to_journal:
                 return "prefixed"
             return "colour" if os.isatty(fd) and allows_colour(environ) else "text"
-
-
-def allows_colour(environ: Mapping[str, str]) -> bool:
-    """Whether a terminal may be sent colours: ``NO_COLOR`` is empty, and it is no dumb one."""
-    return not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
 
 
 def configure(

@@ -103,6 +103,14 @@ class TestWhole:
         )
         subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
 
+    def test_help_and_completion_wait_for_nothing_that_only_commands_need(self) -> None:
+        program = (
+            "import sys; from agent.cli import execute; execute(['--help'])\n"
+            "slow = {'asyncio', 'msgspec', 'rich', 'structlog', 'yaml'}\n"
+            "assert not slow & sys.modules.keys()\n"
+        )
+        subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+
     def test_a_reader_that_has_seen_enough_hears_no_complaint(self) -> None:
         scan = [sys.executable, "-m", "agent", "scan", "--all", "--from", f"{HOSTS}/bmc-only.yaml"]
         reader, writer = os.pipe()
@@ -138,7 +146,9 @@ class TestWhole:
             told = subprocess.run(
                 command, stdout=full, stderr=subprocess.PIPE, check=False, text=True
             )
-            silent = subprocess.run(command, stdout=full, stderr=full, check=False)
+            silent = told
+            if "--help" not in argv:
+                silent = subprocess.run(command, stdout=full, stderr=full, check=False, text=True)
         assert (told.returncode, silent.returncode) == (code, code)
         if code is ExitCode.IO:
             said = "cdi-agent: the output cannot be written: No space left on device\n"
