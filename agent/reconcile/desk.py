@@ -21,13 +21,9 @@ from typing import Final
 import structlog
 from msgspec import structs
 
-from agent.cdi.files import Disk
 from agent.errors import AgentError
-from agent.host.model import Address, Hold, Inventory
-from agent.reconcile.plan import ALL
+from agent.host.model import Address, Function, Hold, HoldMode, Inventory
 from agent.reconcile.ports import ClaimJournal, EffectWorker
-from agent.reconcile.rules import Layout
-from agent.reconcile.state import State
 from agent.vfio.claim import advance, explain, holds
 from agent.vfio.model import (
     RECOVERY,
@@ -139,6 +135,7 @@ class Desk:
         withheld: Mapping[Address, str],
         *,
         specs_problem: str = "",
+        obstructed: Callable[[Function, HoldMode], str | None] = lambda _function, _mode: None,
         orders: Sequence[Asked] = (),
         results: Iterable[Result] = (),
     ) -> None:
@@ -150,6 +147,7 @@ class Desk:
             withheld: Why a function is not published.
             specs_problem: Why it cannot be told what is on disk; ``published`` is what was known
                 last.
+            obstructed: Which file on disk would keep a function from being published in a mode.
             orders: New ones.
             results: What came of effects.
         """
@@ -173,6 +171,7 @@ class Desk:
             saved=self._journal.saved or Durable(),
             journal_problem=self._journal_problem,
             withheld=withheld,
+            obstructed=obstructed,
             owners_gone=await self._gone(before),
         )
         now = self._clock()
@@ -357,46 +356,3 @@ def _together(first: Advance, then: Advance) -> Advance:
         ended=first.ended + then.ended,
         wake_at=min(wakes, default=None),
     )
-
-
-def names_known_last(state: State, _holds: Iterable[Hold]) -> Mapping[Address, tuple[str, ...]]:
-    """The qualified names of each function that were on disk when that could be told last."""
-    found: dict[Address, tuple[str, ...]] = {}
-    for (kind, address), name in state.published.items():
-        found[address] = (*found.get(address, ()), f"{kind}={name}")
-    return found
-
-
-def names_on_disk(
-    state: State, disk: Disk, layout: Layout, holds: Iterable[Hold]
-) -> Mapping[Address, tuple[str, ...]]:
-    """The qualified names of each function that are on disk.
-
-    As long as an entry is on disk that should not be, nobody can say whose nodes it gives: then
-    every function that is being withdrawn counts as published, and no claim moves it.
-
-    Args:
-        state: After the latest pass: what should be on disk.
-        disk: What is.
-        layout: Which file is whose.
-        holds: What claims mean for publishing now.
-    """
-    found: dict[Address, tuple[str, ...]] = {}
-    known: set[tuple[str, str]] = set()
-    kinds = {kind for kind, _ in state.published}
-    files = {kind: disk.ours.get(layout.path(kind)) for kind in kinds}
-    for (kind, address), name in state.published.items():
-        file = files[kind]
-        if file is not None and name in file.devices:
-            found[address] = (*found.get(address, ()), f"{kind}={name}")
-            known.add((file.path, name))
-    leaving = [hold.address for hold in holds if not hold.settled and hold.address not in found]
-    if leaving:
-        stale = tuple(
-            f"{file.path}: {name}"
-            for file in disk.ours.values()
-            for name in file.devices
-            if name != ALL and (file.path, name) not in known
-        )
-        found.update(dict.fromkeys(leaving, stale))
-    return found

@@ -26,7 +26,7 @@ from agent.errors import AgentError, LookError, StoreError
 from agent.host.hints import EVERYTHING, Hint, Scope, scope_of, widen
 from agent.host.model import DeviceNumber, Hold, Inventory
 from agent.reconcile.account import Acts, is_news, is_starting, line_of, read_back, report_of
-from agent.reconcile.desk import Desk, Published, names_known_last, names_on_disk
+from agent.reconcile.desk import Desk, Published
 from agent.reconcile.messages import (
     RELOAD,
     SPECS,
@@ -38,11 +38,13 @@ from agent.reconcile.messages import (
     Reconfigure,
     Stop,
 )
+from agent.reconcile.names import names_known_last, names_on_disk
 from agent.reconcile.news import news
 from agent.reconcile.plan import TRANSIENT, Plan, failed, plan, succeeded
 from agent.reconcile.ports import Looker, SpecStore, Watchdog
 from agent.reconcile.rules import Rules
 from agent.reconcile.state import Key, PassReport, State
+from agent.reconcile.verdict import foreign_obstacle
 from agent.troubles import Troubles
 from agent.vfio.model import Answer, Asked, Order, Result
 from agent.vfio.state import Claims
@@ -320,17 +322,21 @@ class Reconciler:
             return ()
         orders, self._orders = self._orders, []
         results, self._results = self._results, []
-        state, specs_problem = self._state, ""
+        state, rules = self._state, self._rules
         published: Published = functools.partial(names_known_last, state)
+        specs_problem = ""
         if isinstance(disk, StoreError):
-            specs_problem = disk.sentence
+            specs_problem, disk = disk.sentence, Disk(rules.layout.directory)
         else:
-            published = functools.partial(names_on_disk, state, disk, self._rules.layout)
+            published = functools.partial(names_on_disk, state, disk, rules.layout)
         await self._desk.advance(
             inventory,
             published,
             {w.address: w.detail for w in state.withheld},
             specs_problem=specs_problem,
+            obstructed=functools.partial(
+                foreign_obstacle, disk=disk, profiles=rules.profiles, layout=rules.layout
+            ),
             orders=orders,
             results=results,
         )

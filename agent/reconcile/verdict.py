@@ -15,11 +15,15 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
+from msgspec import structs
 
 from agent.cdi.desired import Desired, Offer, Reason
+from agent.cdi.entry import Case, case_of
 from agent.cdi.files import Disk
+from agent.cdi.profile import Naming, Profile, profiles_of
 from agent.cdi.sheet import Sheet
 from agent.cdi.spec import Device, Kind
+from agent.host.model import Function, HoldMode
 from agent.reconcile.rules import Layout, Timing
 from agent.reconcile.state import Memory, Recheck, Track
 
@@ -174,16 +178,61 @@ def judge(situation: Situation, stuck: frozenset[str] = frozenset()) -> Verdicts
         verdict = _readiness(situation, offer)
         path = situation.path_of[offer.kind]
         if path in occupied:
-            detail = f"{path} exists and was not written by cdi-agent"
-            verdict = _foreign(situation, verdict, path, Reason.FOREIGN_FILE, detail)
+            verdict = _foreign(situation, verdict, path, Reason.FOREIGN_FILE, _occupied(path))
         elif (other := doubled.get((offer.kind, offer.device.name))) is not None:
-            detail = f"{other} defines {offer.kind}={offer.device.name} too"
+            detail = _doubled(other, offer.kind, offer.device.name)
             verdict = _foreign(situation, verdict, other, Reason.FOREIGN_DUPLICATE, detail)
         elif verdict.ready and offer.device.paths & stuck:
             detail = "an old entry with one of its nodes could not be withdrawn yet"
             verdict = Verdict(reason=Reason.BLOCKED, detail=detail)
         verdicts.append((offer, verdict))
     return verdicts
+
+
+def foreign_obstacle(
+    function: Function, mode: HoldMode, disk: Disk, profiles: Sequence[Profile], layout: Layout
+) -> str | None:
+    """Why a function could not be published in a mode, whatever driver it has: a foreign file.
+
+    It is known before the function is moved, unless the function's name comes with its nodes.
+
+    Args:
+        function: As it is now.
+        mode: How it would be held.
+        disk: The spec directories.
+        profiles: In order of precedence.
+        layout: Which file is whose.
+    """
+    if layout.adopt:
+        return None  # what stands in the way is set aside
+    driver = "vfio-pci" if mode is HoldMode.VFIO else None
+    moved = structs.replace(function, driver=driver, has_vfio_dev=False)
+    cases = [
+        case_of(moved, profile)
+        for profile in profiles_of(function, profiles)
+        if (profile.vfio_kind if mode is HoldMode.VFIO else profile.nodes)
+    ]
+    found = [_foreign_file(case, disk, layout.path(case.kind)) for case in cases]
+    return next(iter(found), None) if all(found) else None
+
+
+def _foreign_file(case: Case, disk: Disk, path: str) -> str | None:
+    """The foreign file that stands in the way of an entry, and how."""
+    is_named = case.on_vfio or case.profile.naming is not Naming.CARD
+    for file in disk.foreign:
+        if file.path == path:
+            return _occupied(path)
+        if is_named and file.same_directory and file.kind == case.kind and case.name in file.names:
+            return _doubled(file.path, case.kind, case.name)
+    return None
+
+
+def _occupied(path: str) -> str:
+    return f"{path} exists and was not written by cdi-agent"
+
+
+def _doubled(path: str, kind: Kind, name: str | None) -> str:
+    return f"{path} defines {kind}={name} too"
 
 
 def _foreign(

@@ -196,6 +196,16 @@ def _specs_unknown(case: Case) -> Iterator[Problem]:
         yield problem(Code.SPECS_UNKNOWN, what)
 
 
+def _obstructed(case: Case) -> Iterator[Problem]:
+    """It would be moved for nothing, and moved back again."""
+    for each in case.chosen:
+        if each.address in case.request.devices:
+            mode = case.request.mode
+            if reason := case.seen.obstructed(each.function, mode):
+                what = f"{each.address} cannot be published in mode {mode}: {reason}"
+                yield problem(Code.NOT_PUBLISHED, what, address=each.address)
+
+
 def _paused(case: Case) -> Iterator[Problem]:
     if case.rules.paused and case.moving:
         yield problem(Code.PAUSED, "moving devices is paused")
@@ -373,6 +383,7 @@ BY_LOOK: Final[Sequence[_Check]] = (
     _cooling_down,
     _paused,
     _specs_unknown,
+    _obstructed,
     _foreign_binding,
     _not_in_group,
     _not_viable,

@@ -78,7 +78,7 @@ class Code(enum.StrEnum):
     DEAD = "dead"
     """It does not answer any more: its configuration space reads ones."""
     NOT_PUBLISHED = "not-published"
-    """It is on its driver, but its entry did not come."""
+    """Its entry did not come though it is on its driver, or cannot come for another's file."""
     LOST = "lost"
     """Somebody else changed what the claim holds."""
     ENDING = "ending"

@@ -141,6 +141,8 @@ class Seen(msgspec.Struct, frozen=True):
     """Why the latest ``Durable`` could not be saved; empty if it could."""
     withheld: Mapping[Address, str] = msgspec.field(default_factory=dict)
     """Why a function is not published."""
+    obstructed: Callable[[Function, HoldMode], str | None] = lambda _function, _mode: None
+    """Which file on disk would keep a function from being published in a mode; None if none."""
     owners_gone: frozenset[str] = frozenset()
     """Claims whose owner's process has ended."""
 

@@ -153,6 +153,22 @@ REFUSED: tuple[tuple[str, Sequence[Chip], Change, Prepare, Code, str], ...] = (
     ("stranded-drm", ONE, stranded, drm(from_vfio=True), Code.STRANDED, "is stranded"),
     ("paused", ONE, rules(paused=True), prepare(), Code.PAUSED, "paused"),
     (
+        "specs-unknown",
+        ONE,
+        change(specs_problem="cannot read /run/cdi"),
+        prepare(),
+        Code.SPECS_UNKNOWN,
+        "cannot read /run/cdi",
+    ),
+    (
+        "in-the-way-of-another-file",
+        ONE,
+        change(obstructed={(GPU, HoldMode.VFIO): "/run/cdi/a.yaml defines it too"}),
+        prepare(),
+        Code.NOT_PUBLISHED,
+        "cannot be published in mode vfio: /run/cdi/a.yaml defines it too",
+    ),
+    (
         "iommu-off",
         (Chip(GPU, group=None),),
         nothing,

@@ -150,6 +150,8 @@ def is_slow(world: "World", write: Write) -> Written | None:
 class World:
     """The host, and the agent on it."""
 
+    obstructed: Mapping[tuple[Address, HoldMode], str] = {}
+    """Which file of somebody else's would keep a function from being published in a mode."""
     specs_problem: str = ""
     """Why the specs can be neither read nor written."""
     for_others: frozenset[str] = frozenset()
@@ -330,6 +332,7 @@ class World:
             specs_problem=self.specs_problem,
             saved=self.disk,
             journal_problem=self._journal_problem,
+            obstructed=lambda function, mode: self.obstructed.get((function.address, mode)),
             owners_gone=self.owners_gone,
         )
         advanced = advance(
