@@ -87,7 +87,8 @@ class Inspector:
             asked = effect.addresses if effect.alive else ()
             dead = [group.create_task(self._dead(each, unasked)) for each in asked]
             drivers = [
-                group.create_task(self._unavailable(each, unasked)) for each in effect.drivers
+                group.create_task(self._unavailable(each, effect, unasked))
+                for each in effect.drivers
             ]
             natives = [group.create_task(self._unsuitable(*each)) for each in effect.natives]
             held = group.create_task(self._holders(effect, unasked))
@@ -168,7 +169,9 @@ class Inspector:
             self._said.pop(("holders-unknown", first), None)
         return found, blind
 
-    async def _unavailable(self, driver: str, unasked: list[str]) -> tuple[tuple[str, str], ...]:
+    async def _unavailable(
+        self, driver: str, effect: Inspect, unasked: list[str]
+    ) -> tuple[tuple[str, str], ...]:
         """Why a driver is not to be had; nothing if it is there or could be loaded."""
         if not modules.is_driver_name(driver):
             return ((driver, "no driver can be called so"),)
@@ -176,6 +179,9 @@ class Inspector:
         async with self._loading[driver]:
             if await asyncio.to_thread(modules.registered, sys, driver) is not None:
                 return ()
+            reason = await asyncio.to_thread(self._unloadable, driver, effect)
+            if reason or not effect.loads:
+                return ((driver, reason),) if reason else ()
             try:
                 loader = Spares(self._children, self._load(driver), most=0)
                 child = await self._ask(loader, (), self._timeouts.load)
@@ -189,6 +195,18 @@ class Inspector:
             where = self._roots.modules
             reason = await asyncio.to_thread(modules.missing, driver, said, modules=where)
             return ((driver, reason),)
+
+    def _unloadable(self, driver: str, effect: Inspect) -> str:
+        """Why a driver's module is not even to be loaded; empty if it is."""
+        roots = self._roots
+        for address, native in effect.natives:
+            if native == driver and not modules.is_meant(
+                driver, roots.sys, address, modules=roots.modules
+            ):
+                return f"it is not loaded, and no module of that name announces {address}"
+        if not effect.loads and modules.is_missing(driver, modules=roots.modules):
+            return modules.missing(driver, "", modules=roots.modules)
+        return ""
 
     async def _unsuitable(self, address: Address, driver: str) -> tuple[tuple[Address, str], ...]:
         """The function and the driver if that is for other devices."""

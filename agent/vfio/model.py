@@ -68,8 +68,8 @@ class Prepare(msgspec.Struct, frozen=True):
     owner_started: int | None = None
     """When that process started, as ``/proc/<pid>/stat`` counts: a pid is given out again."""
     dry_run: bool = False
-    """Run every check, touch no device, and answer with what would be moved. The module of a driver
-    is loaded all the same: there is no other way to know that it can be."""
+    """Run every check, change nothing, and answer with what would be moved. Of a driver that is not
+    there only its module is looked for: whether that can be loaded, nobody knows before."""
     called: tuple[tuple[str, Address], ...] = ()
     """CDI names by which devices were asked for. An entry has gone, and its name may mean another
     one, as soon as its device is claimed; whoever repeats the order still means this one."""
@@ -238,7 +238,9 @@ class Inspect(msgspec.Struct, frozen=True):
     node_paths: tuple[str, ...]
     """Every node of these functions, the VFIO ones too. If there is none, no process is asked."""
     drivers: tuple[str, ...] = ()
-    """Drivers that must be available; their modules are loaded."""
+    """Drivers that must be available."""
+    loads: bool = True
+    """Their modules are loaded; if not, it is only looked whether there are such."""
     natives: tuple[tuple[Address, str], ...] = ()
     """Functions that somebody wants on a driver of the host, and on which: is it for them?"""
     alive: bool = False

@@ -109,15 +109,28 @@ def is_for_others(driver: str, sys: str, address: Address, *, modules: str) -> b
         address: Of the function.
         modules: Where the modules of all kernels are.
     """
+    return _announces(driver, sys, address, modules) is False
+
+
+def is_meant(driver: str, sys: str, address: Address, *, modules: str) -> bool:
+    """Whether a module of that name announces a device: no other is loaded for it.
+
+    Who may claim devices must not thereby load any module there is. Blocks. See `is_for_others`.
+    """
+    return _announces(driver, sys, address, modules) is True
+
+
+def _announces(driver: str, sys: str, address: Address, modules: str) -> bool | None:
+    """Whether a module announces a device; None if it announces none at all, or nobody knows."""
     module = re.escape(driver.replace("-", "_")).replace("_", "[-_]").encode()
     try:
         name = read_regular(f"{sys}/bus/pci/devices/{address}/modalias", 4096).decode().strip()
         content = read_regular(aliases_path(modules), _MAX_SIZE)
     except (OSError, UnicodeDecodeError):
-        return False
+        return None
     found = re.findall(rb"^alias (pci:\S{1,200}) %s$" % module, content, re.MULTILINE)
     patterns = [each.decode("ascii", "replace") for each in found]
-    return bool(patterns) and not any(fnmatch.fnmatchcase(name, each) for each in patterns)
+    return any(fnmatch.fnmatchcase(name, each) for each in patterns) if patterns else None
 
 
 def aliases_path(modules: str = "/lib/modules") -> str:
@@ -181,6 +194,17 @@ def missing(driver: str, said: str, *, modules: str = "/lib/modules") -> str:
     if not _has_module(folder, module):
         return f"{folder} has no module {module}"
     return f"loading its module {module} had no effect; `modprobe {module}` may say why"
+
+
+def is_missing(driver: str, *, modules: str = "/lib/modules") -> bool:
+    """Whether a driver that is not there has no module either, as far as that can be told.
+
+    Args:
+        driver: Its name.
+        modules: Where the modules of all kernels are.
+    """
+    folder = f"{modules}/{os.uname().release}"
+    return os.path.isdir(folder) and not _has_module(folder, driver.replace("-", "_"))
 
 
 def _has_module(folder: str, module: str) -> bool:

@@ -193,6 +193,7 @@ class Turn:
                 for state in claim.moving
                 if request.mode is HoldMode.DRM and request.driver in wanted
             ),
+            loads=not claim.dry_run,
             alive=alive,
             serial=self._serial,
         )

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Final
@@ -235,6 +236,53 @@ async def test_a_driver_that_is_missing_is_loaded_once(host: Host) -> None:
             result = await at.result()
             assert isinstance(result, Inspection)
             assert result.unavailable == ()
+
+
+@pytest.mark.parametrize(
+    ("driver", "reason"),
+    [
+        pytest.param("vfio-pci", "", id="has a module"),
+        pytest.param("xe-vfio-pci", "has no module xe_vfio_pci", id="has none"),
+    ],
+)
+async def test_nothing_is_loaded_for_who_only_wants_to_know(
+    host: Host, driver: str, reason: str
+) -> None:
+    """It is only looked whether there is a module."""
+    host.announce(ALIASES)
+    folder = Path(host.roots.modules, os.uname().release)
+    (folder / "modules.dep").write_text("kernel/drivers/vfio/pci/vfio-pci.ko.zst:\n")
+    effect = structs.replace(inspect(drivers=(driver,)), loads=False)
+    drivers = host.root / "sys/bus/pci/drivers"
+    async with rig(host, load=(sys.executable, "-I", "-S", "-c", LOADS, str(drivers))) as at:
+        found = dict((await at.inspected(effect)).unavailable)
+    assert reason in found.get(driver, "")
+    assert bool(reason) == bool(found)
+    assert not (drivers / driver).exists()
+
+
+@pytest.mark.parametrize(
+    ("driver", "is_loaded"),
+    [
+        pytest.param("xe", True, id="its own"),
+        pytest.param("snd_hda_intel", False, id="of its audio function"),
+        pytest.param("dccp", False, id="no driver of any device"),
+    ],
+)
+async def test_of_the_hosts_modules_only_those_for_the_device_are_loaded(
+    host: Host, driver: str, *, is_loaded: bool
+) -> None:
+    """Who may claim devices may not load every module."""
+    drivers = host.root / "sys/bus/pci/drivers"
+    (host.function(GPU) / "driver").unlink()
+    shutil.rmtree(drivers / "xe")
+    (host.function(GPU) / "modalias").write_text("pci:v00008086d0000E212sv0sd0bc03sc00i00\n")
+    host.announce(ALIASES)
+    effect = structs.replace(inspect(GPU, drivers=(driver,)), natives=((GPU, driver),))
+    async with rig(host, load=(sys.executable, "-I", "-S", "-c", LOADS, str(drivers))) as at:
+        found = dict((await at.inspected(effect)).unavailable)
+    assert (drivers / driver).exists() == is_loaded
+    assert bool(found) != is_loaded
 
 
 async def test_that_it_has_no_iommu_is_known_once_the_driver_is_loaded(host: Host) -> None:
