@@ -107,6 +107,7 @@ def moving(turn: Turn, claim: Claim) -> Claim | None:
 
 def publishing(turn: Turn, claim: Claim) -> Claim | None:
     """The entries have to come: then the nodes are there, and udev has dealt with them."""
+    claim = _without_companions(turn, claim)
     changed = _changed(turn, claim)
     if changed is not None:
         return turn_back(turn, claim, changed)
@@ -127,6 +128,7 @@ def publishing(turn: Turn, claim: Claim) -> Claim | None:
 
 def confirming(turn: Turn, claim: Claim) -> Claim | None:
     """The journal has to say that the claim is in force: only then may anybody rely on it."""
+    claim = _without_companions(turn, claim)
     changed = _changed(turn, claim)
     if changed is not None:
         return turn_back(turn, claim, changed)
@@ -145,6 +147,7 @@ def done(turn: Turn, claim: Claim) -> Claim | None:
     Whoever asks (again) is told so once the journal has for how long and for whom, and the specs
     on disk have its names.
     """
+    claim = _without_companions(turn, claim)
     changed = _changed(turn, claim)
     if changed is not None:
         why = problem(Code.LOST, changed.sentence, address=claim.functions[0].address)
@@ -303,14 +306,42 @@ def _first_problem(turn: Turn, claim: Claim) -> Problem | None:
     for state in claim.moving:
         if state.problem is not None:
             return state.problem
-        if state.gone:
+        if state.gone and not state.origin.companion:
             return problem(Code.CHANGED, f"{state.address} was pulled out while it was moved")
     return hung(turn, claim)
+
+
+def _without_companions(turn: Turn, claim: Claim) -> Claim:
+    """Let go of the companions that were pulled out.
+
+    Nobody asked for them, and they need no way back: what was asked for is held without them. The
+    kernel takes a function from its driver first, so one without any may be gone in a moment.
+    """
+    functions = tuple(
+        _companion(turn, state) if state.origin.companion and not state.gone else state
+        for state in claim.functions
+    )
+    return structs.replace(claim, functions=functions)
+
+
+def _companion(turn: Turn, state: FunctionState) -> FunctionState:
+    function = turn.find(state.origin)
+    if function is Absence.GONE:
+        return structs.replace(state, gone=True)
+    if not isinstance(function, Function) or function.driver is not None:
+        return structs.replace(state, leaves_at=None)
+    leaves_at = state.leaves_at or turn.now + turn.deadlines.poll
+    return structs.replace(state, leaves_at=leaves_at)
 
 
 def _changed(turn: Turn, claim: Claim) -> Problem | None:
     """What somebody else has changed of what a claim holds."""
     for state in claim.functions:
+        if state.gone:
+            continue
+        if state.leaves_at is not None and turn.now < state.leaves_at:
+            turn.wake(state.leaves_at)
+            continue
         function = turn.find(state.origin)
         if function is Absence.GONE:
             return problem(Code.CHANGED, f"{state.address} was pulled out or replaced")

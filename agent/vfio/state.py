@@ -171,6 +171,8 @@ class FunctionState(msgspec.Struct, frozen=True):
     """Why it is not moved any further in this direction."""
     gone: bool = False
     """The card was pulled out, so there is nothing left to be held."""
+    leaves_at: float | None = None
+    """A companion without driver may be about to be pulled out; until when that is waited for."""
 
     @property
     def address(self) -> Address:

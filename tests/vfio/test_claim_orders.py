@@ -711,3 +711,37 @@ def test_who_asks_again_is_told_names_that_specs_have() -> None:
     world.nodes_never_come = set()
     world.run()
     assert world.answers[late].names == names
+
+
+@pytest.mark.parametrize("unbound_before", [False, True], ids=["at once", "unbound before"])
+@pytest.mark.parametrize("phase", [Phase.MOVING, Phase.PUBLISHING, Phase.CONFIRMING, Phase.DONE])
+def test_a_companion_that_is_pulled_out_is_let_go(phase: Phase, *, unbound_before: bool) -> None:
+    """Nobody asked for it. What was asked for is held without it, and goes home."""
+    world = world_of()
+    ticket = world.post(PREPARE)
+    world.until(phase)
+    if unbound_before and phase is not Phase.MOVING:
+        world.chips[AUDIO].driver = None
+        world.step()
+        world.step()
+    del world.chips[AUDIO]
+    world.run()
+    assert world.answers[ticket].ok
+    assert world.claims.live["vm"].phase is Phase.DONE
+    assert {hold.address for hold in holds(world.claims)} == {GPU}
+    world.start()
+    world.run()
+    assert ask(world, PREPARE).ok
+    assert ask(world, RELEASE).ok
+    assert world.state() == {GPU: ("xe", None)}
+    assert not world.stranded
+
+
+def test_a_companion_that_somebody_takes_from_its_driver_and_leaves_there_is_lost() -> None:
+    world = world_of()
+    ask(world, PREPARE)
+    world.chips[AUDIO].driver = None
+    began = world.now
+    world.run()
+    assert world.claims.live["vm"].phase is Phase.LOST
+    assert world.now - began == world.rules.deadlines.poll
