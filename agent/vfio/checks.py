@@ -360,8 +360,9 @@ def find_holders(inspection: Inspection) -> tuple[Problem, ...]:
         )
         for holder in inspection.holders
     ]
-    if not inspection.holders_known and inspection.effect.node_paths:
-        nodes = ", ".join(inspection.effect.node_paths)
+    effect = inspection.effect
+    if not inspection.holders_known and (effect.node_paths or effect.used):
+        nodes = ", ".join(effect.node_paths) or f"a node of {', '.join(effect.used)}"
         why = "; ".join(inspection.blind) or "not every process could be asked in time"
         what = f"it cannot be told whether a process holds {nodes} open: {why}"
         found.append(problem(Code.HOLDERS_UNKNOWN, what))

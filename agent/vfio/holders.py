@@ -1,7 +1,7 @@
 """The child that finds out who has a node open, by asking /proc about every process.
 
-A program of its own like ``writer``: ``PROC DEV ADDRESSES PATH …``. Each line of its output has
-fields with tabs between:
+A program of its own like ``writer``: ``PROC DEV SYS ADDRESSES USED PATH …``. Each line of its
+output has fields with tabs between:
 
 ===================================  =============================================================
 ``held``  pid  path  command         a process that holds one of the nodes
@@ -10,6 +10,12 @@ fields with tabs between:
 ===================================  =============================================================
 
 It makes do with ``os``, ``stat`` and ``sys``: ``re`` and ``json`` would double its time.
+
+**What is looked for.** The nodes whose paths are given, and every node that sysfs has below one of
+the functions USED: the sound of its audio function, the buses of its displays, its frame buffer.
+Their drivers wait in ``unbind`` for whoever has them open. Below an input device they do not; and
+a function that is another's child has nodes of its own. ``/dev/kfd`` is one for all GPUs; but who
+uses a GPU through it has that one's render node open, too (``AMDKFD_IOC_ACQUIRE_VM``).
 
 **What counts.** A descriptor of one of the nodes, known by its device number: so a container's own
 nodes, bind mounts and other names are found, and another card under the same name is not taken for
@@ -32,7 +38,7 @@ descriptors, or themselves; in a container's own process namespace all others ar
 import os
 import stat
 import sys
-from _collections_abc import Iterator  # see writer
+from _collections_abc import Iterable, Iterator  # see writer
 
 MAX_HOLDERS = 50
 """More are not listed: people read them, and the output has to fit into a pipe."""
@@ -61,6 +67,9 @@ VFIO_GROUPS = "/dev/vfio/"
 VFIO_FUNCTION = "vfio-device-syspath:"
 """In the fdinfo of such a descriptor, from Linux 6.17 on."""
 
+REVOKED = ("input",)
+"""Subsystems that take a device away from whoever has it open."""
+
 Line = tuple[str, ...]
 
 
@@ -71,21 +80,66 @@ class Nodes:
         dev: Where the nodes of the host are.
         addresses: The functions that they belong to.
         paths: Their paths, as ``/dev/…``.
+        found: Paths and numbers of others.
     """
 
-    def __init__(self, dev: str, addresses: list[str], paths: list[str]) -> None:
+    def __init__(
+        self,
+        dev: str,
+        addresses: list[str],
+        paths: list[str],
+        found: Iterable[tuple[str, int]] = (),
+    ) -> None:
         self.addresses = addresses
         self.on_vfio = any(map(is_group, paths))
-        self.by_number: dict[int, str] = {}
+        self.by_number = {number: path for path, number in found}
         self.by_path = set(paths)
-        for path in paths:
+        for path in (*paths, *self.by_number.values()):
             try:
-                found = os.stat(dev + path.removeprefix("/dev"), follow_symlinks=False)
+                node = os.stat(dev + path.removeprefix("/dev"), follow_symlinks=False)
             except OSError:
                 continue
-            if stat.S_ISCHR(found.st_mode):
-                self.by_number[found.st_rdev] = path
-                self.by_path.discard(path)
+            if stat.S_ISCHR(node.st_mode):
+                if path in self.by_path:
+                    self.by_number[node.st_rdev] = path
+                    self.by_path.discard(path)
+            else:
+                self.by_path.add(path)  # a simulated host's
+
+
+def nodes_below(folder: str) -> Iterator[tuple[str, int]]:
+    """Yield path and number of every character device that sysfs has below a folder."""
+    try:
+        with os.scandir(folder) as listing:
+            entries = list(listing)
+    except OSError:
+        return  # it has gone meanwhile
+    names = {entry.name for entry in entries}
+    if "dev" in names and "uevent" in names:
+        major, _, minor = read(f"{folder}/dev").strip().partition(":")
+        name = value(read(f"{folder}/uevent"), "DEVNAME=").removeprefix("/dev/")
+        if major.isdecimal() and minor.isdecimal() and name and subsystem(folder) != "block":
+            yield f"/dev/{name}", os.makedev(int(major), int(minor))
+    for entry in entries:
+        is_part = entry.is_dir(follow_symlinks=False) and not is_function(entry.name)
+        if is_part and subsystem(entry.path) not in REVOKED:
+            yield from nodes_below(entry.path)
+
+
+def subsystem(folder: str) -> str:
+    """To which subsystem a device of sysfs belongs; nothing if it is none."""
+    try:
+        return os.path.basename(os.readlink(f"{folder}/subsystem"))
+    except OSError:
+        return ""
+
+
+def is_function(name: str) -> bool:
+    """Whether a folder of sysfs is a PCI function's, by its name: ``0000:03:00.0``."""
+    parts = name.replace(".", ":").split(":")
+    return len(parts) == len(("domain", "bus", "slot", "function")) and all(
+        part and not part.strip("0123456789abcdef") for part in parts
+    )
 
 
 class Mounts:
@@ -182,8 +236,9 @@ def held_in(folder: str, names: list[str], nodes: Nodes, mounts: Mounts) -> str 
                 devices.append(name)
             elif target.startswith("/") and not mounts.is_remote(target):
                 groups = groups or is_group(target)
-                path = nodes.by_number.get(os.stat(entry).st_rdev)
-                if path is not None:
+                node = os.stat(entry)
+                path = nodes.by_number.get(node.st_rdev)
+                if path is not None and stat.S_ISCHR(node.st_mode):
                     return path
         except (PermissionError, ProcessLookupError):
             raise
@@ -245,8 +300,16 @@ def read(path: str) -> str:
 def main(arguments: list[str]) -> None:
     """Look for the nodes that the arguments name."""
     os.closerange(3, 1 << 20)
-    proc, dev, addresses, *paths = arguments
-    for line in (*scan(proc, Nodes(dev, addresses.split(","), paths)), ("done",)):
+    proc, dev, sys_, addresses, used, *paths = arguments
+    below = [
+        node
+        for address in used.split(",")
+        if address
+        for node in nodes_below(f"{sys_}/bus/pci/devices/{address}")
+    ]
+    nodes = Nodes(dev, addresses.split(","), paths, below)
+    found = scan(proc, nodes) if paths or below else ()
+    for line in (*found, ("done",)):
         sys.stdout.write("\t".join(map(printable, line)) + "\n")
 
 

@@ -152,10 +152,11 @@ class Inspector:
         self, effect: Inspect, unasked: list[str]
     ) -> tuple[tuple[Holder, ...], tuple[str, ...]]:
         """Who holds the nodes, and why there may be others."""
-        if not effect.node_paths:
+        if not effect.node_paths and not effect.used:
             return (), ()
         roots = self._roots
-        argv = (roots.proc, roots.dev, ",".join(effect.addresses), *effect.node_paths)
+        functions = (",".join(effect.addresses), ",".join(effect.used))
+        argv = (roots.proc, roots.dev, roots.sys, *functions, *effect.node_paths)
         try:
             child = await self._ask(self._searchers, argv, self._timeouts.holders)
             found, blind = _holders_in(child.output())

@@ -236,13 +236,15 @@ class Inspect(msgspec.Struct, frozen=True):
     claim: str
     addresses: tuple[Address, ...]
     node_paths: tuple[str, ...]
-    """Every node of these functions, the VFIO ones too. If there is none, no process is asked."""
+    """The nodes of these functions that a look knows, the VFIO ones too."""
     drivers: tuple[str, ...] = ()
     """Drivers that must be available."""
     loads: bool = True
     """Their modules are loaded; if not, it is only looked whether there are such."""
     natives: tuple[tuple[Address, str], ...] = ()
     """Functions that somebody wants on a driver of the host, and on which: is it for them?"""
+    used: tuple[Address, ...] = ()
+    """Functions that have a driver, of all whose nodes is asked which process has one open."""
     alive: bool = False
     """Whether the functions still answer, too. To ask wakes one that sleeps."""
     serial: int = 0

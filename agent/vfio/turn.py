@@ -180,6 +180,7 @@ class Turn:
             alive: Whether the functions still answer is asked too.
         """
         self._serial += 1
+        used = tuple(used)
         wanted = tuple(dict.fromkeys(drivers))
         request = claim.record.request
         inspect = Inspect(
@@ -187,6 +188,7 @@ class Turn:
             # To read of a function that hangs would hang too.
             addresses=tuple(each for each in addresses if each not in self.children),
             node_paths=self.node_paths(used),
+            used=tuple(each for each in used if self._is_bound(each)),
             drivers=wanted,
             natives=tuple(
                 (state.address, request.driver)
@@ -199,6 +201,10 @@ class Turn:
         )
         self.do(inspect)
         return structs.replace(claim, inspecting=inspect, inspection=None)
+
+    def _is_bound(self, address: Address) -> bool:
+        function = self.seen.inventory.functions.get(address)
+        return function is not None and function.driver is not None
 
     def node_paths(self, addresses: Iterable[Address]) -> tuple[str, ...]:
         """Every node by which a process may use these functions.

@@ -24,6 +24,7 @@ from agent.vfio.holders import (
     Mounts,
     Nodes,
     blind_spots,
+    nodes_below,
     printable,
     scan,
 )
@@ -71,6 +72,58 @@ def held_by(pid: int, node: str = NODE) -> Line | None:
 def test_a_process_is_named_with_what_it_holds() -> None:
     with running(OPENS, NODE) as pid:
         assert held_by(pid) == ("held", str(pid), NODE, PYTHON)
+
+
+def entry(
+    folder: Path, name: str, number: str | None = None, devname: str = "", subsystem: str = ""
+) -> None:
+    """An entry of sysfs, with a node if it has a number."""
+    path = folder / name
+    path.mkdir(parents=True)
+    (path / "uevent").write_text(f"MAJOR=1\nDEVNAME={devname}\n" if devname else "")
+    if number is not None:
+        (path / "dev").write_text(f"{number}\n")
+    if subsystem:
+        (path / "subsystem").symlink_to(f"/sys/class/{subsystem}")
+
+
+def test_every_node_below_a_function_is_one_of_it(tmp_path: Path) -> None:
+    """However deep, whatever its driver calls it; but neither disks nor what can be taken away."""
+    entry(tmp_path, "drm/card0", "226:0", "dri/card0", "drm")
+    entry(tmp_path, "drm/card0/card0-DP-1/i2c-5/i2c-dev/i2c-5", "89:5", "i2c-5", "i2c-dev")
+    entry(tmp_path, "sound/card1/controlC1", "116:9", "snd/controlC1", "sound")
+    entry(tmp_path, "sound/card1/input15", subsystem="input")
+    entry(tmp_path, "sound/card1/input15/event12", "13:76", "input/event12", "input")
+    entry(tmp_path, "graphics/fb0", "29:0", "/dev/fb0", "graphics")
+    entry(tmp_path, "nvme/nvme0/nvme0n1", "259:0", "nvme0n1", "block")
+    entry(tmp_path, "0000:04:00.0/drm/card1", "226:1", "dri/card1", "drm")
+    entry(tmp_path, "odd", "x:y", "odd")
+    entry(tmp_path, "unnamed", "10:1")
+    (tmp_path / "firmware_node").symlink_to(tmp_path)
+    assert sorted(nodes_below(str(tmp_path))) == [
+        ("/dev/dri/card0", os.makedev(226, 0)),
+        ("/dev/fb0", os.makedev(29, 0)),
+        ("/dev/i2c-5", os.makedev(89, 5)),
+        ("/dev/snd/controlC1", os.makedev(116, 9)),
+    ]
+
+
+def test_a_function_that_has_gone_has_no_nodes(tmp_path: Path) -> None:
+    assert list(nodes_below(str(tmp_path / "gone"))) == []
+
+
+def test_who_holds_a_node_that_only_sysfs_knows_is_found_by_its_number(tmp_path: Path) -> None:
+    entry(tmp_path, f"bus/pci/devices/{GPU}/sound/card1/controlC1", "1:7", "snd/controlC1")
+    with running(OPENS, NODE) as pid:
+        argv = (*program(holders), "/proc", "/dev", str(tmp_path), GPU, GPU)
+        run = subprocess.run(argv, check=True, capture_output=True, text=True)
+    assert f"held\t{pid}\t/dev/snd/controlC1\t{PYTHON}" in run.stdout.splitlines()
+
+
+def test_of_functions_without_a_node_no_process_is_asked(tmp_path: Path) -> None:
+    argv = (*program(holders), str(tmp_path), "/dev", str(tmp_path), GPU, GPU)
+    run = subprocess.run(argv, check=True, capture_output=True, text=True)
+    assert run.stdout == "done\n", "not even that there is no procfs"
 
 
 def test_who_holds_another_node_is_no_holder() -> None:
@@ -131,7 +184,7 @@ def test_processes_may_end_while_they_are_asked(monkeypatch: pytest.MonkeyPatch)
 
 def test_the_script_says_what_the_function_finds() -> None:
     with running(OPENS, NODE) as pid:
-        argv = (*program(holders), "/proc", "/dev", GPU, NODE, GROUP)
+        argv = (*program(holders), "/proc", "/dev", "/sys", GPU, "", NODE, GROUP)
         run = subprocess.run(argv, check=True, capture_output=True, text=True)
     lines = run.stdout.splitlines()
     assert f"held\t{pid}\t{NODE}\t{PYTHON}" in lines

@@ -53,6 +53,23 @@ def hold(host: Host, pid: int, node: str) -> None:
     (folder / "comm").write_text("vm\n")
 
 
+async def test_who_holds_a_node_that_no_look_knows_is_found(host: Host) -> None:
+    """The sound of a GPU's audio function, say, which moves along with it."""
+    node = "/dev/snd/controlC1"
+    folder = host.function(AUDIO) / "sound/card1/controlC1"
+    folder.mkdir(parents=True)
+    (folder / "dev").write_text("116:9\n")
+    (folder / "uevent").write_text("DEVNAME=snd/controlC1\n")
+    (host.root / "dev/snd").mkdir()
+    (host.root / "dev/snd/controlC1").touch()
+    hold(host, 7, node)
+    async with rig(host) as at:
+        used = await at.inspected(structs.replace(inspect(GPU, AUDIO), used=(GPU, AUDIO)))
+        other = await at.inspected(structs.replace(inspect(GPU, AUDIO), used=(GPU,)))
+    assert used.holders == (Holder(7, "vm", node),)
+    assert (other.holders, other.holders_known) == ((), True)
+
+
 # --- overrides ------------------------------------------------------------------------------------
 
 

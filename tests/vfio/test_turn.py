@@ -8,7 +8,7 @@ from agent.vfio.model import Child, Durable, Step, Stray, Write
 from agent.vfio.problems import Code, Problem
 from agent.vfio.state import Claim, Claims, Rules, Seen
 from agent.vfio.turn import Turn
-from tests.vfio.world import GPU, OTHER_GPU, SHAPES, Chip, World
+from tests.vfio.world import AUDIO, GPU, OTHER_GPU, SHAPES, Chip, World, audio
 
 
 def moving() -> tuple[Claim, Durable]:
@@ -91,3 +91,13 @@ def test_the_nodes_of_a_device_on_vfio_are_those_of_its_whole_group() -> None:
 def test_the_nodes_of_a_device_on_its_own_driver_are_its_own() -> None:
     turn = Turn(Claims(), Seen(World(Chip(GPU), Chip(OTHER_GPU)).look()), Rules(), now=0.0)
     assert turn.node_paths([GPU, Address("0000:99:00.0")]) == ("/dev/dri/card3",)
+
+
+def test_of_every_function_with_a_driver_all_nodes_are_asked_for() -> None:
+    """Those that no look knows too, of companions as of what was asked for."""
+    world = World(Chip(GPU), audio(), Chip(OTHER_GPU, driver=None, group=2))
+    turn = Turn(Claims(), Seen(world.look()), Rules(), now=0.0)
+    everything = (GPU, AUDIO, OTHER_GPU, Address("0000:99:00.0"))
+    inspecting = turn.inspect(CLAIM, everything, used=everything, drivers=()).inspecting
+    assert inspecting is not None
+    assert inspecting.used == (GPU, AUDIO)
