@@ -25,6 +25,7 @@ from agent.cdi.files import Action, Disk, WriteSpec
 from agent.errors import AgentError, LookError, StoreError
 from agent.host.hints import EVERYTHING, Hint, Scope, scope_of, widen
 from agent.host.model import DeviceNumber, Hold, Inventory
+from agent.reconcile import early
 from agent.reconcile.account import Acts, is_news, is_starting, line_of, read_back, report_of
 from agent.reconcile.desk import Desk, Published
 from agent.reconcile.messages import (
@@ -52,7 +53,8 @@ from agent.vfio.state import Claims
 _log = structlog.get_logger()
 
 BOOT_POLL = 0.1
-"""Seconds between looks while READY waits for udev to load a driver: its end sends no event."""
+"""Seconds between looks while READY, or an order, waits for udev to load a driver: its end sends no
+event."""
 
 
 class Reconciler:
@@ -90,7 +92,7 @@ class Reconciler:
         self._on_pass = on_pass
         self._blind = blind
         self._desk = desk
-        self._orders: list[Asked] = []
+        self._orders = early.Queue()
         self._results: list[Result] = []
         self._watchdog = watchdog
         self._clock = clock
@@ -153,7 +155,7 @@ class Reconciler:
             case Hint():
                 return (message,)
             case Asked():
-                self._orders.append(message)
+                self._orders.waiting.append(message)
             case Finished():
                 self._results.append(message.result)
             case Pause():
@@ -320,7 +322,12 @@ class Reconciler:
         """Hand the desk what is true; what claims mean for publishing."""
         if self._desk is None:
             return ()
-        orders, self._orders = self._orders, []
+        orders = self._orders.take(
+            inventory,
+            ready=self.ready.is_set(),
+            now=self._clock(),
+            patience=self._rules.ready_timeout,
+        )
         results, self._results = self._results, []
         state, rules = self._state, self._rules
         published: Published = functools.partial(names_known_last, state)
@@ -374,6 +381,8 @@ class Reconciler:
     def _due_at(self) -> float:
         """When the next pass is due without news."""
         wake_at = min(self._wake_at, self._resync_at)
+        if self._orders.waiting:
+            wake_at = min(wake_at, self._read_at + BOOT_POLL)
         return wake_at if self._desk is None else min(wake_at, self._desk.wake_at)
 
     @property
@@ -391,7 +400,7 @@ class Reconciler:
         awaited |= memory.recheck.addresses
         if self._desk is not None:
             awaited |= self._desk.awaited
-            for asked in self._orders:
+            for asked in self._orders.waiting:
                 awaited |= asked.addresses
         inventory = self._state.inventory
         facts = [hint for hint in hints if hint.reason != SPECS]
@@ -492,8 +501,7 @@ class Reconciler:
         before = self._state
         if self._desk is not None:
             if isinstance(error, LookError):
-                orders, self._orders = self._orders, []
-                self._desk.refuse(orders, error.sentence)
+                self._desk.refuse(self._orders.take_all(), error.sentence)
             self._desk.begin()  # what was decided before it failed: nobody else would answer
         now = self._clock()
         if error.sentence not in before.problems and self._troubles.is_news(error.sentence, now):

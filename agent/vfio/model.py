@@ -168,6 +168,9 @@ class Origin(msgspec.Struct, frozen=True):
     address: Address
     identity: Identity
     driver: str | None
+    """Its driver. It may have had none: whoever unbound it then finds it so again. That the driver
+    had merely not come yet cannot be told from that afterwards, so an order waits until it can be
+    told before (`agent.reconcile.early`)."""
     override: str | None
     """The ``driver_override`` that somebody else had set; None if there was none."""
     target: str | None

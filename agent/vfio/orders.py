@@ -6,14 +6,16 @@ back what nobody has is a success.
 
 from msgspec import structs
 
-from agent.host.model import Function, HoldMode
+from agent.host.model import Function, HoldMode, Inventory
 from agent.vfio.backward import turn_back
 from agent.vfio.checks import Case, Chosen, choose, find_by_look, find_nonsense
+from agent.vfio.group import companions
 from agent.vfio.model import (
     ANY_DRIVER,
     RECOVERY,
     Asked,
     Identity,
+    Order,
     Origin,
     Prepare,
     Record,
@@ -40,6 +42,19 @@ def accept(turn: Turn, asked: Asked) -> None:
             _release(turn, asked.ticket, order)
         case Recover() as order:
             _recover(turn, asked.ticket, order)
+
+
+def is_early(order: Order, inventory: Inventory) -> bool:
+    """Whether a function that an order would move may be about to get its driver.
+
+    At boot, and when a card is plugged in, udev loads the module that binds it: a claim made before
+    would remember that the function had no driver, and give it back to none.
+    """
+    if not inventory.environment.udev_queue or not isinstance(order, Prepare):
+        return False
+    known = inventory.functions
+    asked = [known[each] for each in (*order.devices, *order.named) if each in known]
+    return any(each.driver is None for each in (*asked, *companions(asked, inventory)))
 
 
 # --- prepare --------------------------------------------------------------------------------------

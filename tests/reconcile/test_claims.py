@@ -9,6 +9,7 @@ from msgspec import structs
 from structlog.testing import capture_logs
 
 from agent.host.model import Address
+from agent.simulate import UdevMode
 from agent.simulate.host import arc_b50, arc_b60
 from agent.vfio.journal import FILE_NAME, Journal
 from agent.vfio.model import Recover
@@ -235,3 +236,20 @@ async def test_who_asks_again_is_told_when_no_spec_has_the_names_any_more(host: 
         await host.do(other.unlink)
         host.hint()
         assert (await asking).names == (f"intel.com/gpu-vfio={NAME}",)
+
+
+async def test_a_claim_waits_for_a_driver_that_is_coming_and_gives_it_back(host: ClaimsRig) -> None:
+    """Udev has been told of a card, and the driver of the claimed one has not come yet."""
+    async with host.agent():
+        await host.do(host.kernel.unbind, B50)
+        await host.do(setattr, host.kernel, "udev", UdevMode.MANUAL)
+        await host.do(host.kernel.plug, *arc_b60())
+        asking = asyncio.create_task(host.prepare("vm", B50))
+        await host.until(lambda state: state.inventory.environment.udev_queue)
+        state = await host.until(lambda state: Address(B60) in state.inventory.functions)
+        assert not state.claims.live
+        await host.do(host.kernel.move, B50, "xe")
+        await host.do(host.kernel.udev_settle)
+        assert (await asking).ok
+        assert (await host.release("vm")).ok
+        assert await host.driver_of(B50) == "xe"
