@@ -15,7 +15,8 @@ or an order came, after a look, after the journal was saved or the specs were wr
 What fails in ``checking`` ends there. What fails before the first write goes on in ``restoring``,
 and whatever fails later, or is released, in ``releasing``. On the way back a claim returns from
 ``verifying`` to ``returning`` if an override is left, and to ``freeing`` when a write that hung
-has come to its end. A recovery goes from ``checking`` to ``releasing``.
+has come to its end. A recovery goes from ``checking`` to ``releasing``; what a lost claim has left
+and somebody has brought back by hand is looked at in ``forgetting``.
 
 The caller must keep one order: save ``claims.durable`` if it differs from what is on disk, then
 withdraw and publish what `holds` says, then start the effects.

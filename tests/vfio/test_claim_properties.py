@@ -58,7 +58,7 @@ class History:
         world = self.world
         self.next_faults.clear()
         world.journal_full = world.specs_readonly = world.blind = False
-        world.unasked = ""
+        world.unasked = world.specs_problem = ""
         world.holders, world.unread, world.overrides_unread, world.dead = [], set(), set(), set()
         world.goes_on, world.rules = True, Rules()
         for address in tuple(world.stuck):
@@ -110,6 +110,15 @@ def finish(history: History) -> None:
 def toggle(name: str) -> Act:
     def act(history: History) -> None:
         setattr(history.world, name, not getattr(history.world, name))
+
+    return act
+
+
+def or_not(name: str) -> Act:
+    """Something cannot be done any more, or can again."""
+
+    def act(history: History) -> None:
+        setattr(history.world, name, "" if getattr(history.world, name) else "why")
 
     return act
 
@@ -195,11 +204,9 @@ troubles = st.one_of(
             ("let go, not done", let_go(done=False)),
             ("journal full", toggle("journal_full")),
             ("specs read-only", toggle("specs_readonly")),
+            ("specs unknown", or_not("specs_problem")),
             ("blind", toggle("blind")),
-            (
-                "nobody asks",
-                lambda h: setattr(h.world, "unasked", "" if h.world.unasked else "why"),
-            ),
+            ("nobody asks", or_not("unasked")),
             ("goes on", toggle("goes_on")),
             ("pause", pause),
             ("vm runs", use("/dev/vfio/1")),
