@@ -10,7 +10,7 @@ import msgspec
 
 from agent.cdi.desired import desired
 from agent.cdi.offers import Policy
-from agent.cdi.profile import Profile, profiles_of, shared_paths, switched_off
+from agent.cdi.profile import Profile, knows, profiles_of, shared_paths, switched_off
 from agent.cdi.record import Ledger
 from agent.cdi.store import Store
 from agent.config import Config, profiles
@@ -114,6 +114,11 @@ def claim_rules(config: Config, *, modules: str = "/lib/modules") -> ClaimRules:
             return None
         return aliases.against(function, driver)
 
+    def hides_users(function: Function) -> bool:
+        return any(
+            knows(profile.foreign, function.driver) for profile in profiles_of(function, known)
+        )
+
     def unpublishable(function: Function, mode: HoldMode) -> str | None:
         found = profiles_of(function, known)
         if not found:
@@ -137,6 +142,7 @@ def claim_rules(config: Config, *, modules: str = "/lib/modules") -> ClaimRules:
         directory=config.cdi.directory,
         vfio_driver=driver_for,
         unsuitable=unsuitable,
+        hides_users=hides_users,
         unpublishable=unpublishable,
     )
 

@@ -181,3 +181,19 @@ def test_what_is_never_published_is_not_claimed(
     assert rules.unpublishable(function(device=device), mode) == reason
     audio = function(device=0x1234, class_code=0x040300)
     assert rules.unpublishable(audio, mode) == "no profile recognises 8086:1234"
+
+
+@pytest.mark.parametrize(
+    ("vendor", "driver", "hidden"),
+    [
+        pytest.param(0x10DE, "nvidia", True, id="another toolkit's"),
+        pytest.param(0x10DE, "nouveau", False, id="the kernel's own"),
+        pytest.param(0x8086, "xe", False, id="of a profile without such"),
+        pytest.param(0x10DE, None, False, id="none"),
+    ],
+)
+def test_users_of_a_driver_that_another_toolkit_gives_to_containers_are_hidden(
+    vendor: int, driver: str | None, *, hidden: bool
+) -> None:
+    rules = compose.claim_rules(settings(), modules="/nowhere")
+    assert rules.hides_users(function(vendor=vendor, driver=driver)) is hidden

@@ -86,7 +86,11 @@ def _quoted(text: str) -> str:
     "The API and the configuration call these `named`.",
 )
 @click.option("--driver", help="The VFIO driver, instead of the best one there is.")
-@click.option("--force", is_flag=True, help="Take even the display of the console.")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Take even the display of the console, and a device whose users are not to be seen.",
+)
 @click.option("--from-vfio", is_flag=True, help="With --mode drm: take a device off VFIO.")
 @click.option(
     "--lease",

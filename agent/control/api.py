@@ -55,7 +55,12 @@ OWN_CODES: Final = (
 what it means."""
 _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,126}")
 
-STATUS: Final = {Code.INVALID: 400, Code.UNKNOWN_DEVICE: 404, Code.NOT_STRANDED: 404}
+STATUS: Final = {
+    Code.INVALID: 400,
+    Code.UNKNOWN_DEVICE: 404,
+    Code.NOT_STRANDED: 404,
+    Code.INTERRUPTED: _UNAVAILABLE,
+}
 """What an order that failed is answered with; everything else is a conflict, 409."""
 
 
@@ -124,7 +129,7 @@ def application(
         except _RefusedError as refused:
             status, document = refused.status, _refusal(refused)
         except asyncio.CancelledError:  # by the server, which ends and waits a moment for this
-            status, document = _UNAVAILABLE, _INTERRUPTED
+            status, document = STATUS[Code.INTERRUPTED], _INTERRUPTED
         body = json.dumps(document, indent=2).encode() + b"\n"
         headers = [
             (b"content-type", b"application/json"),

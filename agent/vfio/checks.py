@@ -19,6 +19,12 @@ from agent.vfio.moves import has_driver
 from agent.vfio.problems import Code, Problem, problem
 from agent.vfio.state import Claims, Rules, Seen
 
+_IDLE: Final = frozenset({"pci-stub", "pci-pf-stub"})
+"""Drivers that do nothing with a device, so nobody uses it by them."""
+
+_FOR_GUESTS: Final = frozenset({"pciback", "xen-pciback"})
+"""Drivers that give a device to a virtual machine without any process that has it open."""
+
 
 class Chosen(msgspec.Struct, frozen=True):
     """A function that a claim would hold."""
@@ -259,6 +265,21 @@ def _active_vfs(case: Case) -> Iterator[Problem]:
             yield problem(Code.ACTIVE_VFS, what)
 
 
+def _users_unseen(case: Case) -> Iterator[Problem]:
+    """A process that uses a device is known by the device's nodes, if its driver makes such."""
+    if case.request.force:
+        return
+    for each in case.moving:
+        function = each.function
+        if function.driver is None or function.on_vfio:
+            continue
+        driver = normalise_driver(function.driver)
+        is_bare = not each.companion and not function.nodes and driver not in _IDLE
+        if driver in _FOR_GUESTS or is_bare or case.rules.hides_users(function):
+            what = f"{each.address} is on {function.driver}, and who uses it there cannot be seen"
+            yield problem(Code.USERS_UNSEEN, what)
+
+
 def _boot_display(case: Case) -> Iterator[Problem]:
     if case.request.force or case.request.mode is not HoldMode.VFIO:
         return
@@ -391,6 +412,7 @@ BY_LOOK: Final[Sequence[_Check]] = (
     _unsuitable,
     _another_driver,
     _active_vfs,
+    _users_unseen,
     _boot_display,
 )
 """In the order in which a person would want to hear of them."""

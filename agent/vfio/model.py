@@ -54,7 +54,7 @@ class Prepare(msgspec.Struct, frozen=True):
     client: str = ""
     """Who asks, for people."""
     force: bool = False
-    """Take even the display of the console."""
+    """Take even the display of the console, and a device whose users are not to be seen."""
     named: tuple[Address, ...] = ()
     """Other endpoints of the IOMMU group that may be moved too; companions need no naming."""
     driver: str | None = None

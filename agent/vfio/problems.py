@@ -49,6 +49,8 @@ class Code(enum.StrEnum):
     """A process holds a node of it open."""
     HOLDERS_UNKNOWN = "holders-unknown"
     """Nobody can say whether a process holds a node open."""
+    USERS_UNSEEN = "users-unseen"
+    """Its driver hides who uses it, or makes no node by which that could be seen."""
     OVERRIDE_UNKNOWN = "override-unknown"
     """Its ``driver_override`` could not be read, so it could not be restored."""
     BOOT_DISPLAY = "boot-display"
@@ -118,6 +120,7 @@ HINTS: Final[Mapping[Code, str]] = {
     Code.ACTIVE_VFS: "claim a VF, or write 0 to its sriov_numvfs first",
     Code.IN_USE: "stop that process",
     Code.HOLDERS_UNKNOWN: "the agent needs CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH to see it",
+    Code.USERS_UNSEEN: "stop what uses it, then unload its driver, or `--force` takes it as it is",
     Code.OVERRIDE_UNKNOWN: "a driver may hold the device's lock; the kernel's log may say why",
     Code.BOOT_DISPLAY: "`--force` takes it all the same, and the console goes dark",
     Code.MANAGED: "let one program move it: take it out of the other's hands first",

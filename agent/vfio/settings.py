@@ -44,7 +44,7 @@ class AssignSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     driver: DriverName | None = None
     """The VFIO driver; null takes the one of ``drivers`` or of the profile, or the best one."""
     force: bool = False
-    """Take even the display of the console."""
+    """Take even the display of the console, and a device whose users are not to be seen."""
 
 
 class VfioSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

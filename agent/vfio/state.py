@@ -120,6 +120,8 @@ class Rules(msgspec.Struct, frozen=True):
     """The VFIO driver for a function: by setting, by profile, or the best alias there is."""
     unsuitable: Callable[[Function, str], str | None] = lambda _function, _driver: None
     """Why a driver cannot be the VFIO driver of a function: what it is; None if it may be."""
+    hides_users: Callable[[Function], bool] = lambda _function: False
+    """Whether a function's driver has users that are not to be seen by its nodes."""
     unpublishable: Callable[[Function, HoldMode], str | None] = lambda _function, _mode: None
     """Why a function could not be published in a mode; None if it could."""
 

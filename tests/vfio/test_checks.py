@@ -257,6 +257,35 @@ REFUSED: tuple[tuple[str, Sequence[Chip], Change, Prepare, Code, str], ...] = (
         Code.OVERRIDE_UNKNOWN,
         "could not be read in time",
     ),
+    *(
+        (
+            f"users-unseen-{driver}",
+            (Chip(GPU, (driver,), driver, class_code=0x120000),),
+            nothing,
+            prepare(),
+            Code.USERS_UNSEEN,
+            f"is on {driver}, and who uses it there cannot be seen",
+        )
+        for driver in ("nvidia", "xen-pciback", "uio_pci_generic")
+    ),
+    (
+        "users-unseen-companion",
+        (Chip(GPU), Chip(AUDIO, ("pciback",), "pciback", class_code=0x040300)),
+        nothing,
+        prepare(),
+        Code.USERS_UNSEEN,
+        f"{AUDIO} is on pciback",
+    ),
+    (
+        "users-hidden-beside-nodes",
+        ONE,
+        lambda world: setattr(
+            world, "rules", structs.replace(world.rules, hides_users=lambda each: each.nodes != ())
+        ),
+        prepare(),
+        Code.USERS_UNSEEN,
+        "is on xe, and who uses it there",
+    ),
     (
         "boot-display",
         (Chip(GPU, boot_vga=True),),
@@ -425,6 +454,29 @@ def test_what_is_allowed(chips: Sequence[Chip], change: Change, order: Prepare) 
 def test_every_code_has_its_place_in_the_table() -> None:
     assert HINTS.keys() == set(Code)
     assert set(Code) > RETRYABLE
+
+
+@pytest.mark.parametrize(
+    ("chips", "order"),
+    [
+        pytest.param((Chip(GPU), audio()), prepare(), id="audio without a node"),
+        pytest.param(
+            (Chip(GPU, ("pci-stub",), "pci-stub", class_code=0x120000),), prepare(), id="stub"
+        ),
+        pytest.param((Chip(GPU, driver=None, class_code=0x120000),), prepare(), id="no driver"),
+        pytest.param(
+            (Chip(GPU, ("nvidia",), "nvidia", class_code=0x120000),),
+            prepare(force=True),
+            id="forced",
+        ),
+    ],
+)
+def test_who_uses_a_device_need_not_be_seen(chips: tuple[Chip, ...], order: Prepare) -> None:
+    """Where nobody can use it, and where somebody says that it does not matter."""
+    world = World(*chips)
+    answer = world.answers[world.ask(order)]
+    assert Code.USERS_UNSEEN not in {problem.code for problem in answer.problems}
+    assert world.writes, "it was moved"
 
 
 def test_all_that_the_look_finds_is_said_at_once() -> None:
