@@ -452,7 +452,8 @@ def test_stopped_in_the_middle_of_a_move(make_host: MakeHost, method: str, numbe
 
         with host.gate(gate):
             body = {"devices": [B50]}
-            assert host.try_ask(method, "/v1/claims/vm", body if method == "PUT" else None) is None
+            told = host.ask(method, "/v1/claims/vm", body if method == "PUT" else None)
+            assert codes(told) == ["interrupted"]
             assert host.await_end() == 0
             assert len(arrived) == number
         host.start()
