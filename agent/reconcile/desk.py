@@ -135,6 +135,7 @@ class Desk:
         withheld: Mapping[Address, str],
         *,
         specs_problem: str = "",
+        specs_unread: bool = False,
         obstructed: Callable[[Function, HoldMode], str | None] = lambda _function, _mode: None,
         orders: Sequence[Asked] = (),
         results: Iterable[Result] = (),
@@ -147,6 +148,7 @@ class Desk:
             withheld: Why a function is not published.
             specs_problem: Why it cannot be told what is on disk; ``published`` is what was known
                 last.
+            specs_unread: Nor was it known at any time.
             obstructed: Which file on disk would keep a function from being published in a mode.
             orders: New ones.
             results: What came of effects.
@@ -168,6 +170,7 @@ class Desk:
             # Of hundreds of devices, where nobody asks, it need not be known.
             published=published(holds(before)) if orders or self.awaited else {},
             specs_problem=specs_problem,
+            specs_unread=specs_unread,
             saved=self._journal.saved or Durable(),
             journal_problem=self._journal_problem,
             withheld=withheld,

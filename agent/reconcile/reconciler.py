@@ -341,6 +341,7 @@ class Reconciler:
             published,
             {w.address: w.detail for w in state.withheld},
             specs_problem=specs_problem,
+            specs_unread=state.disk is None,
             obstructed=functools.partial(
                 foreign_obstacle, disk=disk, profiles=rules.profiles, layout=rules.layout
             ),

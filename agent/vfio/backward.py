@@ -44,8 +44,9 @@ def releasing(turn: Turn, claim: Claim) -> Claim | None:
     """The journal has to say that the claim is not in force, and the specs must not have it.
 
     If it cannot be told what the specs have, what they had when that was known last stays where it
-    is. Of the rest (after a start nothing is known) no entry can be true but that of a claim which
-    was not in force: that is waited for a while, and then weighs less than a device without driver.
+    is, and what had been withdrawn by then goes back. After a start nothing is known: but no entry
+    can be true but that of a claim which was not in force. That is waited for a while, and then
+    weighs less than a device without driver.
     """
     if not turn.is_journalled(claim):
         if turn.journal_failed(claim):
@@ -54,7 +55,8 @@ def releasing(turn: Turn, claim: Claim) -> Claim | None:
         return claim
     published = [each.address for each in claim.moving if turn.may_be_published(each.address)]
     unknown = turn.specs_unknown()
-    if unknown is not None and (published or not turn.overdue(claim, turn.deadlines.withdraw)):
+    is_late = not turn.seen.specs_unread or turn.overdue(claim, turn.deadlines.withdraw)
+    if unknown is not None and (published or not is_late):
         return _hinder(turn, claim, unknown)
     if not published:
         return turn.enter(claim, Phase.FREEING)
@@ -121,8 +123,9 @@ def verifying(turn: Turn, claim: Claim) -> Claim | None:
 
 def restoring(turn: Turn, claim: Claim) -> Claim | None:
     """The devices are free; those that were published should be so again before anybody is told."""
+    is_known = turn.specs_unknown() is None
     for state in claim.functions:
-        if not state.origin.published or state.address in turn.strays:
+        if not (is_known and state.origin.published) or state.address in turn.strays:
             continue
         if turn.find(state.origin) is Absence.GONE or turn.is_published(state.address):
             continue

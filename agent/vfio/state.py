@@ -137,6 +137,8 @@ class Seen(msgspec.Struct, frozen=True):
     specs_problem: str = ""
     """Why it cannot be told what is on disk. Then nothing counts as published, and nothing as
     withdrawn that was published: who asks is refused, and what waits for it has its deadline."""
+    specs_unread: bool = False
+    """It could not be told since the start either."""
     saved: Durable = msgspec.field(default_factory=Durable)
     """What the journal has on disk, fsynced."""
     journal_problem: str = ""

@@ -317,3 +317,31 @@ def test_specs_that_cannot_be_written(make_host: MakeHost) -> None:
         host.set_trap(0)
         host.until(lambda: host.world() == free)
         assert host.prepare("vm", B50)["ok"]
+
+
+def test_a_spec_directory_that_becomes_a_link_in_the_middle_of_a_claim(make_host: MakeHost) -> None:
+    """No consumer follows it. The claim is undone, and who asks is told."""
+    quickly: dict[str, dict[str, object]] = {
+        "reconcile": {"settle": 0.01, "resync_blind": 1},
+        "vfio": {"publish_timeout": 1},
+    }
+    with ONE.make(make_host, quickly) as host:
+        host.start()
+        free = host.world()
+        moved = host.folder / "moved"
+
+        def gate(path: str, _text: str) -> None:
+            if path.endswith(UNBIND) and not moved.exists():
+                host.specs.rename(moved)
+                host.specs.symlink_to(moved)
+
+        with host.gate(gate):
+            assert codes(host.prepare("vm", B50)) == ["specs-unknown"]
+        assert host.kernel.driver_of(B50) == "xe"
+        assert host.release("vm")["ok"]
+        assert codes(host.prepare("vm", B50)) == ["specs-unknown"]
+        host.specs.unlink()
+        moved.rename(host.specs)
+        host.until(lambda: host.world() == free)
+        assert host.quiet()["stranded"] == []
+        assert host.prepare("vm", B50)["ok"]

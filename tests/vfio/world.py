@@ -154,6 +154,8 @@ class World:
     """Which file of somebody else's would keep a function from being published in a mode."""
     specs_problem: str = ""
     """Why the specs can be neither read nor written."""
+    specs_unread: bool = True
+    """The agent has not read them since it was started."""
     for_others: frozenset[str] = frozenset()
     """Drivers that are for none of the functions here."""
 
@@ -279,7 +281,7 @@ class World:
         self.claims = started.claims
         self.pending = list(started.effects)
         self.results, self.orders, self.wake_at = [], [], None
-        self.known_specs = {}
+        self.known_specs, self.specs_unread = {}, True
         self._journal_problem = ""
         self.step()
 
@@ -325,11 +327,12 @@ class World:
 
     def _advance(self, orders: Sequence[Asked] = (), results: Sequence[Result] = ()) -> None:
         if not self.specs_problem:
-            self.known_specs = dict(self.specs)
+            self.known_specs, self.specs_unread = dict(self.specs), False
         seen = Seen(
             inventory=self.look(),
             published=self.known_specs,
             specs_problem=self.specs_problem,
+            specs_unread=self.specs_unread,
             saved=self.disk,
             journal_problem=self._journal_problem,
             obstructed=lambda function, mode: self.obstructed.get((function.address, mode)),
