@@ -4,6 +4,7 @@ The service and the commands that do the same once build from here, so that what
 shows is what ``run`` would write.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -119,15 +120,10 @@ def claim_rules(config: Config, *, modules: str = "/lib/modules") -> ClaimRules:
             knows(profile.foreign, function.driver) for profile in profiles_of(function, known)
         )
 
-    def unpublishable(function: Function, mode: HoldMode) -> str | None:
-        found = profiles_of(function, known)
-        if not found:
-            return switched_off(function, known) or f"no profile recognises {function.pci_id}"
-        if mode is HoldMode.VFIO and all(profile.vfio_kind is None for profile in found):
-            return f"profile {found[0].name} publishes no devices on VFIO"
-        if mode is HoldMode.DRM and not any(profile.nodes for profile in found):
-            return f"profile {found[0].name} publishes devices on VFIO only"
-        return None
+    def makes_nodes(function: Function) -> bool:
+        return any(
+            knows(profile.drivers, function.driver) for profile in profiles_of(function, known)
+        )
 
     return ClaimRules(
         deadlines=Deadlines(
@@ -143,8 +139,20 @@ def claim_rules(config: Config, *, modules: str = "/lib/modules") -> ClaimRules:
         vfio_driver=driver_for,
         unsuitable=unsuitable,
         hides_users=hides_users,
-        unpublishable=unpublishable,
+        makes_nodes=makes_nodes,
+        unpublishable=lambda function, mode: _unpublishable(function, mode, known),
     )
+
+
+def _unpublishable(function: Function, mode: HoldMode, known: Sequence[Profile]) -> str | None:
+    found = profiles_of(function, known)
+    if not found:
+        return switched_off(function, known) or f"no profile recognises {function.pci_id}"
+    if mode is HoldMode.VFIO and all(profile.vfio_kind is None for profile in found):
+        return f"profile {found[0].name} publishes no devices on VFIO"
+    if mode is HoldMode.DRM and not any(profile.nodes for profile in found):
+        return f"profile {found[0].name} publishes devices on VFIO only"
+    return None
 
 
 def require_kept_names(state: State, new: Rules) -> None:

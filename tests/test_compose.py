@@ -197,3 +197,18 @@ def test_users_of_a_driver_that_another_toolkit_gives_to_containers_are_hidden(
 ) -> None:
     rules = compose.claim_rules(settings(), modules="/nowhere")
     assert rules.hides_users(function(vendor=vendor, driver=driver)) is hidden
+
+
+@pytest.mark.parametrize(
+    ("driver", "known"),
+    [
+        pytest.param("xe", True, id="of the device's profile"),
+        pytest.param("amdgpu", False, id="of another's"),
+        pytest.param(None, False, id="none"),
+    ],
+)
+def test_a_driver_that_a_profile_publishes_is_used_by_its_nodes(
+    driver: str | None, *, known: bool
+) -> None:
+    rules = compose.claim_rules(settings(), modules="/nowhere")
+    assert rules.makes_nodes(function(driver=driver)) is known

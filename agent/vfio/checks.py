@@ -274,7 +274,9 @@ def _users_unseen(case: Case) -> Iterator[Problem]:
         if function.driver is None or function.on_vfio:
             continue
         driver = normalise_driver(function.driver)
-        is_bare = not each.companion and not function.nodes and driver not in _IDLE
+        is_bare = not (
+            each.companion or function.nodes or driver in _IDLE or case.rules.makes_nodes(function)
+        )
         if driver in _FOR_GUESTS or is_bare or case.rules.hides_users(function):
             what = f"{each.address} is on {function.driver}, and who uses it there cannot be seen"
             yield problem(Code.USERS_UNSEEN, what)

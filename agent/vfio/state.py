@@ -122,6 +122,8 @@ class Rules(msgspec.Struct, frozen=True):
     """Why a driver cannot be the VFIO driver of a function: what it is; None if it may be."""
     hides_users: Callable[[Function], bool] = lambda _function: False
     """Whether a function's driver has users that are not to be seen by its nodes."""
+    makes_nodes: Callable[[Function], bool] = lambda _function: False
+    """Whether a function's driver is known to be used by its nodes: without them, by nobody."""
     unpublishable: Callable[[Function, HoldMode], str | None] = lambda _function, _mode: None
     """Why a function could not be published in a mode; None if it could."""
 

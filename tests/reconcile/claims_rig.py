@@ -109,7 +109,11 @@ class ClaimsRig:
             journal=self.journal,
             found=found.durable,
             worker=self.worker,
-            rules=ClaimRules(deadlines=self.deadlines, directory=str(self.specs)),
+            rules=ClaimRules(
+                deadlines=self.deadlines,
+                directory=str(self.specs),
+                makes_nodes=lambda function: function.driver == "xe",
+            ),
             boot_id=BOOT,
         )
         self.store = Store(self.specs, self.folder / "state", ())
