@@ -59,8 +59,10 @@ class Record(msgspec.Struct, frozen=True):
 
     def with_file(self, directory: str, name: str, content: bytes) -> Record:
         """The record once this content is ours."""
-        files = {**self.directories.get(directory, {}), name: digest(content)}
-        return Record({**self.directories, directory: files})
+        known, written = self.directories.get(directory, {}), digest(content)
+        if known.get(name) == written:
+            return self
+        return Record({**self.directories, directory: {**known, name: written}})
 
     def without_file(self, directory: str, name: str) -> Record:
         """The record once that file is gone; its directory stays known."""
