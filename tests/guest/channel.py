@@ -74,23 +74,21 @@ class Channel:
 
     def run(self, argv: Sequence[str], *, seconds: float, stdin: bytes, cwd: str) -> Result:
         """Run a command to its end, or kill it and its children after `seconds`."""
-        request = {
-            "argv": list(argv),
-            "timeout": seconds,
-            "stdin": base64.b64encode(stdin).decode(),
-            "cwd": cwd,
-        }
+        name = argv[-1] if argv[0] == "/bin/sh" else " ".join(argv)
+        return self._result(name, seconds, stdin, argv=list(argv), cwd=cwd)
+
+    def exchange(self, path: str, message: bytes, *, seconds: float) -> Result:
+        """Send a message to a unix socket, and take what is answered until it is closed."""
+        return self._result(path, seconds, message, socket=path)
+
+    def _result(self, name: str, seconds: float, stdin: bytes, **what: object) -> Result:
+        given = base64.b64encode(stdin).decode()
+        request = {"timeout": seconds, "stdin": given, **what}
         answer = self._ask(request, seconds + _GRACE_SECONDS)
         out, err = (
             base64.b64decode(answer[key]).decode("utf-8", "replace") for key in ("out", "err")
         )
-        return Result(
-            argv[-1] if argv[0] == "/bin/sh" else " ".join(argv),
-            answer["rc"],
-            out,
-            err,
-            answer["secs"],
-        )
+        return Result(name, answer["rc"], out, err, answer["secs"])
 
     def close(self) -> None:
         self._lines.close()

@@ -1,6 +1,7 @@
 """Who takes devices in a guest: a client of the agent, and a virtual machine."""
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -12,8 +13,9 @@ CLAIM: Final = "desktop"
 """What the client's only claim is called."""
 
 _SECONDS: Final = 300.0
-_CURL: Final = ("curl", "--silent", "--unix-socket", "/run/cdi-agent/control.sock")
-_URL: Final = "http://localhost/v1"
+_PAUSE: Final = 0.3  # whoever asks takes time from him who is asked
+_SOCKET: Final = "/run/cdi-agent/control.sock"
+_PATH: Final = f"claims/{CLAIM}"
 
 # What an agent answers that could not find out in time what it has to know.
 _TOO_BUSY: Final = frozenset({"override-unknown", "holders-unknown"})
@@ -33,22 +35,23 @@ class Client:
 
     def claim(self, *devices: str, **more: object) -> Json:
         """Claim devices; `more` is what else stands in the body."""
-        return self._order(*_prepare(*devices, **more))
+        return self._order("PUT", _PATH, _body(*devices, **more))
 
     def begin(self, *devices: str) -> None:
         """Claim devices, and do not wait for the answer."""
-        path, *arguments = _prepare(*devices)
-        self._guest.start("client", *_CURL, *arguments, f"{_URL}/{path}")
+        curl = ("curl", "--silent", "--unix-socket", _SOCKET, "--request", "PUT")
+        url = f"http://localhost/v1/{_PATH}"
+        self._guest.start("client", *curl, "--data", _body(*devices), url)
 
     def release(self) -> Json:
-        return self._order(f"claims/{CLAIM}", "--request", "DELETE")
+        return self._order("DELETE", _PATH)
 
     def recover(self, address: str) -> Json:
-        return self._order(f"recover/{address}", "--request", "POST")
+        return self._order("POST", f"recover/{address}")
 
     def claims(self) -> Json:
         """What is claimed, stranded and hung."""
-        return self._ask("claims")
+        return self._ask("GET", "claims")
 
     def phase(self) -> str | None:
         """The phase of the claim; None if there is none."""
@@ -57,26 +60,28 @@ class Client:
 
     def wait_until_ready(self) -> None:
         """Wait until the agent has done what it does at its start."""
-        while not self._ask("status")["ready"]:
-            pass  # each question takes the guest a while
+        while not self._ask("GET", "status")["ready"]:
+            time.sleep(_PAUSE)
 
     def wait_for_phase(self, *phases: str | None) -> str | None:
         """Wait until the claim is in one of these phases; in which."""
         while (phase := self.phase()) not in phases:
-            pass
+            time.sleep(_PAUSE)
         return phase
 
-    def _order(self, path: str, *arguments: str) -> Json:
+    def _order(self, method: str, path: str, body: str = "") -> Json:
         for _ in range(_TRIES):
-            answer = self._ask(path, *arguments)
+            answer = self._ask(method, path, body)
             if _TOO_BUSY.isdisjoint(codes(answer)):
                 return answer
-        return self._ask(path, *arguments)
+        return self._ask(method, path, body)
 
-    def _ask(self, path: str, *arguments: str) -> Json:
-        argv = (*_CURL, *arguments, f"{_URL}/{path}")
-        answer: Json = json.loads(self._guest.run(*argv, seconds=_SECONDS).out)
-        return answer
+    def _ask(self, method: str, path: str, body: str = "") -> Json:
+        head = f"{method} /v1/{path} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}"
+        request = "\r\n".join((*head, "Connection: close", "", body))
+        answer = self._guest.exchange(_SOCKET, request, seconds=_SECONDS)
+        document: Json = json.loads(answer.partition("\r\n\r\n")[2])
+        return document
 
 
 def codes(answer: Json) -> list[str]:
@@ -102,6 +107,5 @@ def virtual_machine(guest: Guest, group: str, address: str) -> Iterator[None]:
     guest.stop("launcher")
 
 
-def _prepare(*devices: str, **more: object) -> tuple[str, ...]:
-    body = json.dumps({"devices": devices, **more})
-    return (f"claims/{CLAIM}", "--request", "PUT", "--data", body)
+def _body(*devices: str, **more: object) -> str:
+    return json.dumps({"devices": devices, **more})

@@ -50,11 +50,16 @@ class Installed:
 
 def installed(cache: Cache) -> Installed:
     """The disk, made if the image, the agent or its installation changed (twenty seconds)."""
-    image = images.get(cache)
-    with TemporaryDirectory(prefix="cdi-agent-bundle-") as name:
+    with (
+        TemporaryDirectory(prefix="cdi-agent-bundle-") as name,
+        ThreadPoolExecutor(1) as beside,
+    ):
+        made = beside.submit(images.get, cache)
         contents = Path(name) / "cdi-agent"
         contents.mkdir()
-        key = key_of(image.folder.name, bundle.make(cache, contents), Path(__file__))
+        content = bundle.make(cache, contents)
+        image = made.result()
+        key = key_of(image.folder.name, content, Path(__file__))
         folder = cache.get("installed", key, lambda target: _install(image, contents, target))
     return Installed(image, folder / "root.ext4")
 

@@ -155,6 +155,10 @@ class Guest:
         """Run shell text in the guest; as `run` otherwise."""
         return self.run("/bin/sh", "-c", text, seconds=seconds, check=check)
 
+    def exchange(self, path: str, message: str, *, seconds: float = _STEP_SECONDS) -> str:
+        """Send a message to a unix socket in the guest; what is answered until it hangs up."""
+        return self._channel.exchange(path, message.encode(), seconds=seconds).check().out
+
     def wait_until(self, condition: str, *, seconds: float = _STEP_SECONDS) -> float:
         """Wait in the guest until a shell condition holds; return after how many seconds.
 

@@ -5,12 +5,17 @@ From the environment:
 - CDI_AGENT_GUEST_CACHE: where image and frozen guests are kept (`cache.default_root`).
 - CDI_AGENT_GUEST_MIRROR: the Debian mirror to install from, if not the one that apt uses.
 - CDI_AGENT_GUEST_EVIDENCE: where a failed test's journal is put, if not in pytest's temp folder.
+- CDI_AGENT_GUEST_ALL: run also what a usual run leaves out for its time.
 """
 
 import os
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from typing import Final
+
+ALL: Final = bool(os.environ.get("CDI_AGENT_GUEST_ALL"))
+"""Whether to leave nothing out."""
 
 
 class CannotRunError(Exception):

@@ -88,11 +88,11 @@ def test_boot_with_one_gpu(one_gpu: Guest) -> None:
 
 
 def test_boot_without_a_gpu(no_gpu: Guest) -> None:
-    """A healthy host: the directory is there and empty, and the engine is not kept waiting."""
+    """A healthy host: no spec in the directory, and the engine is not kept waiting."""
     observers = Observers(no_gpu)
     agreed = observers.agree(quiet=True)
     assert agreed.specs == {}
-    assert no_gpu.sh(f"ls -A {SPECS}; stat -c %a {SPECS}").out == "755\n"
+    assert no_gpu.sh(f"ls -A {SPECS}; stat -c %a {SPECS}").out == ".cdi-agent.lock\n755\n"
     assert_whole(no_gpu)
     assert_before_the_engine(no_gpu)
     assert_ready_after_the_specs(no_gpu, observers, files=0)

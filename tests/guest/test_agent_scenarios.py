@@ -7,7 +7,6 @@ witness has seen no file that an engine would refuse, and the agent has had noth
 """
 
 import json
-import os
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +15,7 @@ import pytest
 from agent.simulate.scenario import Scenario, load, play
 from tests.guest.conftest import Resume
 from tests.guest.observers import Observers
+from tests.guest.settings import ALL
 from tests.guest.stage import GuestStage, GuestWitness, cannot, cast
 
 SCENARIOS: Final = {
@@ -34,7 +34,6 @@ ALWAYS: Final = (
 # virtio child's, so that unloading its module unbinds it.
 ALSO_PLUGGED: Final = ("module-unloaded", "renumbered")
 
-ALL: Final = bool(os.environ.get("CDI_AGENT_GUEST_ALL"))
 PERFORMANCES: Final = [
     *(pytest.param(SCENARIOS[name], False, id=name) for name in (PLAYABLE if ALL else ALWAYS)),
     *(

@@ -47,7 +47,7 @@ def test_a_command_gives_exit_code_output_and_time(no_gpu: Guest) -> None:
 
 
 def test_a_command_that_hangs_is_killed_with_its_children(no_gpu: Guest) -> None:
-    hung = no_gpu.sh("echo began; sleep 1234 & sleep 1234", seconds=5, check=False)
+    hung = no_gpu.sh("echo began; sleep 1234 & sleep 1234", seconds=3, check=False)
     assert (hung.rc, hung.out) == (124, "began\n")
     no_gpu.wait_until("! pgrep -f '[s]leep 1234'")
 
@@ -87,16 +87,6 @@ def test_the_frozen_boot_was_whole(no_gpu: Guest) -> None:
     assert cards(no_gpu) == []
 
 
-def test_a_card_can_be_plugged_and_unplugged(no_gpu: Guest) -> None:
-    for _ in range(2):
-        no_gpu.plug("secondary-vga", "hot", bus="rp3")
-        no_gpu.wait_until(f"test -e /dev/dri/by-path/pci-{slot(3)}.0-card")
-        assert cards(no_gpu) == ["card0"]
-        assert f"{slot(3)}.0" in groups(no_gpu)
-        no_gpu.unplug("hot")
-        no_gpu.wait_until("! test -e /dev/dri/card0")
-
-
 def test_every_port_takes_a_card_and_two_functions_of_one_share_a_group(no_gpu: Guest) -> None:
     no_gpu.plug("secondary-vga", "one", bus="rp0", addr="0.1", multifunction="on")
     no_gpu.plug("secondary-vga", "zero", bus="rp0", addr="0.0", multifunction="on")
@@ -117,22 +107,6 @@ def test_the_many_gpus_are_grouped_as_the_topology_says(many_gpus: Guest) -> Non
     assert len(twins | behind | alone) == 4
     wanted = [*(f"card{number}" for number in range(6)), "renderD128", "renderD129"]
     assert cards(many_gpus) == wanted
-
-
-def test_the_only_gpu_goes_to_vfio_and_is_usable_there(one_gpu: Guest) -> None:
-    """By hand, as the first report did it; the kernel itself says that the group is viable."""
-    one_gpu.push(INSIDE / "oracle.py", "/root/oracle.py")
-    address = f"{slot(0)}.0"
-    device = f"/sys/bus/pci/devices/{address}"
-    one_gpu.sh(
-        f"modprobe vfio-pci; echo vfio-pci >{device}/driver_override; "
-        f"echo {address} >{device}/driver/unbind; echo {address} >/sys/bus/pci/drivers_probe"
-    )
-    group = groups(one_gpu)[address]
-    one_gpu.wait_until(f"test -c /dev/vfio/{group}")
-    usable = json.loads(one_gpu.run("python3", "/root/oracle.py", "usable", group).out)
-    assert usable == {"opens": True, "error": None, "viable": True}
-    assert cards(one_gpu) == []
 
 
 def test_uevents_are_recorded_from_both_sources(no_gpu: Guest) -> None:
