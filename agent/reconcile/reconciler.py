@@ -21,12 +21,13 @@ import structlog
 from msgspec import structs
 
 from agent.cdi.desired import Desired, desired
-from agent.cdi.files import Action, Disk, WriteSpec
+from agent.cdi.files import Action, Disk
 from agent.errors import AgentError, LookError, StoreError
 from agent.host.hints import EVERYTHING, Hint, Scope, scope_of, widen
 from agent.host.model import DeviceNumber, Hold, Inventory
 from agent.reconcile import early
 from agent.reconcile.account import Acts, is_news, is_starting, line_of, read_back, report_of
+from agent.reconcile.acting import Actor
 from agent.reconcile.desk import Desk, Published
 from agent.reconcile.messages import (
     RELOAD,
@@ -41,9 +42,10 @@ from agent.reconcile.messages import (
 )
 from agent.reconcile.names import names_known_last, names_on_disk
 from agent.reconcile.news import news
-from agent.reconcile.plan import TRANSIENT, Plan, failed, plan, succeeded
+from agent.reconcile.plan import TRANSIENT, Plan, plan
 from agent.reconcile.ports import Looker, SpecStore, Watchdog
 from agent.reconcile.rules import Rules
+from agent.reconcile.schedule import BOOT_POLL, Schedule
 from agent.reconcile.state import Key, PassReport, State
 from agent.reconcile.verdict import foreign_obstacle
 from agent.troubles import Troubles
@@ -51,10 +53,6 @@ from agent.vfio.model import Answer, Asked, Order, Result
 from agent.vfio.state import Claims
 
 _log = structlog.get_logger()
-
-BOOT_POLL = 0.1
-"""Seconds between looks while READY, or an order, waits for udev to load a driver: its end sends no
-event."""
 
 
 class Reconciler:
@@ -97,8 +95,8 @@ class Reconciler:
         self._watchdog = watchdog
         self._clock = clock
         self._state = State()
-        self._started = clock()
-        self._looked_at_all = -math.inf
+        self._schedule = Schedule(clock())
+        self.ready = self._schedule.ready
         self._believes_state = False
         """The state is what the last look found; if not, the next one is at everything."""
         self._read_at = -math.inf
@@ -107,10 +105,8 @@ class Reconciler:
         """What may have been written to disk and could not be read back."""
         self._unprepared = ""
         self._troubles = Troubles()
-        self._wake_at = math.inf
+        self._actor = Actor(clock)
         self._saving: asyncio.Task[None] | None = None
-        self.ready = asyncio.Event()
-        """Set after the first pass that leaves nothing to wait for, or after ``ready_timeout``."""
 
     def snapshot(self) -> State:
         """The state after the latest pass."""
@@ -174,7 +170,7 @@ class Reconciler:
             if self.ready.is_set():
                 await self._store.save_record()
                 return self._state
-            await asyncio.sleep(max(0.0, self._wake_at - self._clock()))
+            await asyncio.sleep(max(0.0, self._schedule.wake_at - self._clock()))
             hints = []
 
     async def run_pass(self, hints: Sequence[Hint]) -> PassReport:
@@ -205,7 +201,7 @@ class Reconciler:
         self._read_at = self._clock()
         inventory, disk = await asyncio.to_thread(self._look, scope, before.inventory)
         if scope.everything:
-            self._looked_at_all = started
+            self._schedule.looked_at_all(started)
         self._believes_state = True
 
         # Bring claims up to date, and their journal to disk, before anything follows from them.
@@ -361,6 +357,9 @@ class Reconciler:
         else:
             self._unprepared = ""
 
+    async def _perform(self, actions: Iterable[Action], acts: Acts) -> bool:
+        return await self._actor.perform(actions, acts, self._store, self._rules.timing)
+
     async def _read_again(self) -> Disk:
         self._read_at = self._clock()
         return await asyncio.to_thread(self._store.read)
@@ -381,16 +380,14 @@ class Reconciler:
     @property
     def _due_at(self) -> float:
         """When the next pass is due without news."""
-        wake_at = min(self._wake_at, self._resync_at)
+        wake_at = min(self._schedule.wake_at, self._resync_at)
         if self._orders.waiting:
             wake_at = min(wake_at, self._read_at + BOOT_POLL)
         return wake_at if self._desk is None else min(wake_at, self._desk.wake_at)
 
     @property
     def _resync_at(self) -> float:
-        rules = self._rules
-        period = min(rules.resync, rules.resync_blind) if self._blind() else rules.resync
-        return self._looked_at_all + period
+        return self._schedule.resync_at(self._rules, blind=self._blind())
 
     def _scope(self, hints: Sequence[Hint], now: float) -> Scope:
         """What this pass reads: what the hints name, and whatever is waited for."""
@@ -422,41 +419,6 @@ class Reconciler:
         except StoreError as error:
             return inventory, error
 
-    async def _perform(self, actions: Iterable[Action], acts: Acts) -> bool:
-        """Do these actions in order; a failure is remembered and the rest goes on.
-
-        Returns:
-            Whether all of them could be done.
-        """
-        failures = len(acts.failures)
-        for action in actions:
-            try:
-                await self._store.apply(action)
-            except StoreError as error:
-                acts.failures.append((action, error.sentence))
-                acts.memory = failed(
-                    acts.memory,
-                    action,
-                    error.sentence,
-                    now=self._clock(),
-                    timing=self._rules.timing,
-                )
-                if not self._troubles.is_news((action.path, error.sentence), self._clock()):
-                    continue
-                acts.told = True
-                _log.error(
-                    "spec-write-failed" if isinstance(action, WriteSpec) else "spec-delete-failed",
-                    path=action.path,
-                    kind=action.kind,
-                    problem=error.sentence,
-                    hint=error.hint,
-                    attempt=acts.memory.retries[action.path].attempts,
-                )
-            else:
-                acts.done.append(action)
-                acts.memory = succeeded(acts.memory, action)
-        return len(acts.failures) == failures
-
     def _next_state(
         self,
         inventory: Inventory,
@@ -471,13 +433,8 @@ class Reconciler:
         wakes = [retry.at for retry in retries.values()]
         if decision.wake_at is not None:
             wakes.append(decision.wake_at)
-        if not self.ready.is_set():
-            quiet = not is_starting(inventory, withheld)
-            if quiet or self._clock() >= self._started + self._rules.ready_timeout:
-                self.ready.set()
-            else:
-                wakes.append(self._clock() + BOOT_POLL)
-        self._wake_at = min(wakes, default=math.inf)
+        starting = is_starting(inventory, withheld)
+        self._schedule.passed(wakes, self._rules, self._clock(), starting=starting)
         return State(
             inventory=inventory,
             desired=wanted,
@@ -515,14 +472,7 @@ class Reconciler:
             problems=(error.sentence,),
         )
         self._believes_state = False
-        self._looked_at_all = now  # in vain: it is tried again by `wake_at`
-        self._wake_at = now + self._rules.resync_blind
-        if not self.ready.is_set():
-            wait_until = self._started + self._rules.ready_timeout
-            if now >= wait_until:
-                self.ready.set()  # and not healthy, which the state says
-            else:
-                self._wake_at = min(self._wake_at, wait_until)
+        self._schedule.failed(self._rules, now)
         acts = Acts(before.memory)
         report = structs.replace(
             report_of(hints, scope, before, self._state, acts, started=started, now=now),
