@@ -24,8 +24,8 @@ from agent.host.monitor import (
     LONGEST_DELAY,
     Monitor,
     SourceState,
-    _UdevConnection,
 )
+from agent.host.netlink import connect
 from agent.host.uevent import Message, hint_of
 
 GPU = "/devices/pci0000:00/0000:00:01.0/0000:03:00.0"
@@ -478,7 +478,7 @@ def test_a_real_source_opens_without_privilege_and_closes_what_it_opened() -> No
 
 
 def test_a_closed_connection_is_not_read() -> None:
-    connection = _UdevConnection("kernel", {"drm"}, None)
+    connection = connect("kernel", {"drm"}, None)
     connection.close()
     with pytest.raises(OSError, match="Bad file descriptor"):
         connection.receive()
