@@ -10,14 +10,8 @@ from msgspec import structs
 
 from agent.host.model import Function, HoldMode
 from agent.vfio.backward import checking_recovery, turn_back
-from agent.vfio.checks import (
-    Case,
-    Chosen,
-    find_by_inspection,
-    find_by_look,
-    find_holders,
-    find_no_means,
-)
+from agent.vfio.case import Case, Chosen
+from agent.vfio.checks import find_by_inspection, find_by_look, find_holders, find_no_means
 from agent.vfio.drive import drive, hung, no_means, rests, set_asked
 from agent.vfio.model import Inspection, Move, Record
 from agent.vfio.moves import Override, goal_there, has_driver

@@ -8,7 +8,8 @@ from msgspec import structs
 
 from agent.host.model import Function, HoldMode, Inventory
 from agent.vfio.backward import turn_back
-from agent.vfio.checks import Case, Chosen, choose, find_by_look, find_nonsense
+from agent.vfio.case import Case, Chosen, choose
+from agent.vfio.checks import find_by_look, find_nonsense
 from agent.vfio.group import companions
 from agent.vfio.model import (
     ANY_DRIVER,
