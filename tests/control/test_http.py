@@ -223,8 +223,9 @@ async def test_who_has_asked_may_wait_for_the_answer(request_: bytes) -> None:
         (connection,) = r.server._open  # noqa: SLF001 - to wait for the end of it would take a minute
 
         def left() -> float:
-            assert connection._deadline is not None  # noqa: SLF001 - as above
-            return connection._deadline.when() - asyncio.get_running_loop().time()  # noqa: SLF001
+            deadline = connection._deadline  # noqa: SLF001 - as above
+            assert deadline is not None
+            return deadline.when() - asyncio.get_running_loop().time()
 
         assert left() <= 60
         await client.send(request_)

@@ -399,7 +399,8 @@ class TestRest:
         assert names_on(apply(on_disk, wanted)) == {GPU: ["a", "b", "c"]}
         result = decide(desired(*more[1:]), on_disk, wanted.memory, now=105.0)
         (withdrawal,) = result.withdrawals
-        assert b"card2" not in withdrawal.content  # type: ignore[union-attr]
+        assert isinstance(withdrawal, WriteSpec)
+        assert b"card2" not in withdrawal.content
         assert names_on(apply(on_disk, result)) == {GPU: ["b", "c"]}
 
     def test_what_another_program_did_to_the_file_is_put_right(self) -> None:
