@@ -41,7 +41,7 @@ def _is_open(descriptor: int) -> bool:
 if __name__ == "__main__":
     _, SOCKET, *arguments = sys.argv
     sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(__file__)), "vfio"))
-    # Found by the path above, which mypy does not follow: without site-packages there is no package.
+    # By the path above, which mypy does not follow: there is no package without site-packages.
     import arguments as told  # type: ignore[import-not-found]
     import writer  # type: ignore[import-not-found]
 
