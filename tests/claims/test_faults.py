@@ -62,7 +62,9 @@ def always(name: str, answer: int) -> Gate:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("answer", [errno.EIO, NOTHING_DONE], ids=name_of)
+@pytest.mark.parametrize(
+    "answer", [errno.EBUSY, errno.ENODEV, errno.EIO, NOTHING_DONE], ids=name_of
+)
 def test_one_write_fails(make_host: MakeHost, answer: int) -> None:
     """It is made again, and the claim comes to what it should, whichever write it was."""
     with ONE.make(make_host) as host:
@@ -202,6 +204,40 @@ def test_a_write_that_hangs_back(make_host: MakeHost) -> None:
         for _ in range(2):
             assert host.release("vm")["ok"]
         assert host.world() == free
+
+
+@pytest.mark.timeout(300)
+def test_whichever_write_hangs(make_host: MakeHost) -> None:
+    """It is named, none is made after it, and with the kernel's return all is as it was."""
+    with ONE.make(make_host, HASTY) as host:
+        host.start()
+        free = host.world()
+        for number in itertools.count(1):
+            arrived: list[str] = []
+            with host.gate(_hang_at(host, number, arrived)):
+                there = host.prepare("vm", B50)
+                told = host.release("vm") if there["ok"] else there
+                if told["ok"]:
+                    break
+                assert codes(told)[0] == "hung"
+                assert [each["address"] for each in host.claims()["hung"]] == [B50]
+                assert len(arrived) == number
+                host.kernel.heal()
+                host.until(lambda: host.claims()["hung"] == [])
+                for _ in range(2):
+                    assert host.release("vm")["ok"]
+            assert (host.claims()["claims"], host.claims()["stranded"]) == ([], [])
+            assert host.world() == free
+        assert number == 8
+
+
+def _hang_at(host: ClaimHost, number: int, arrived: list[str]) -> Gate:
+    def gate(path: str, _text: str) -> None:
+        arrived.append(path)
+        if len(arrived) == number:
+            host.kernel.hang(B50, now=True)
+
+    return gate
 
 
 @pytest.mark.parametrize("back", [False, True], ids=["there", "back"])
