@@ -19,7 +19,10 @@ SETTINGS = {"host": {"static_dev": True}}
 def test_the_agent_publishes_what_is_kept_and_withdraws_what_goes(
     path: Path, tmp_path: Path
 ) -> None:
-    """At its start; and then, function by function, nothing is left that is not there."""
+    """At its start; and then, function by function, nothing is left that is not there.
+
+    Whoever loads the specs all the while finds nothing empty, invalid or doubled.
+    """
     try:
         host = PrivateHost(tmp_path, captured=path)
     except UnusableError as error:
@@ -28,6 +31,7 @@ def test_the_agent_publishes_what_is_kept_and_withdraws_what_goes(
             pytest.fail(reason, pytrace=False)
         pytest.skip(reason)
     with host:
+        host.inside.start_reader()
         host.inside.start_agent(SETTINGS)
         kept = {name: text.removesuffix("\n") for name, text in golden_specs(path).items()}
         assert host.inside.files(SPECS) == kept, host.inside.agent_log()
@@ -36,3 +40,6 @@ def test_the_agent_publishes_what_is_kept_and_withdraws_what_goes(
         left = host.until(lambda: host.inside.files(SPECS), lambda files: not files)
         assert left == {}, host.inside.agent_log()
         assert host.inside.end_agent() == 0
+        findings = host.end_reader()
+        assert findings["faults"] == []
+        assert findings["looks"] > 0
