@@ -22,7 +22,8 @@ class ReconcileSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     resync_blind: Period = 5.0
     """The same while messages cannot be heard."""
     ready_timeout: Duration = 10.0
-    """The longest that the start waits for devices that are still coming up at boot."""
+    """The longest that the start waits for devices that are still coming up at boot, and that a
+    claim waits for a driver which udev is still loading."""
     retry_first: Delay = 0.5
     """How long after a failed write it is tried again; the delay doubles each time."""
     retry_max: Delay = 60.0
