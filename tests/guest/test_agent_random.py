@@ -5,7 +5,7 @@ agent looks at hosts that are half changed. After every burst, when all is quiet
 what the oracle expects; at the end the witness must not have seen one file that an engine refuses.
 
 The seed is printed. From the environment: CDI_AGENT_GUEST_SEED repeats a run, and
-CDI_AGENT_GUEST_ACTS is how many acts to make (200 take about five minutes of two processors).
+CDI_AGENT_GUEST_ACTS is how many acts to make.
 """
 
 import dataclasses
