@@ -411,6 +411,7 @@ ALLOWED: tuple[tuple[str, Sequence[Chip], Change, Prepare], ...] = (
         prepare(),
     ),
     ("vf", (Chip(GPU, virtfns=(VF,)), Chip(VF, physfn=GPU, group=2)), nothing, prepare(VF)),
+    ("cooling-down-where-it-stays", ONE, cooling, drm()),
 )
 
 

@@ -228,6 +228,33 @@ def test_who_opens_a_node_after_an_unbind_has_failed_is_asked_for_on_the_way_the
     assert (world.state(), world.stranded) == (before, set())
 
 
+def test_who_uses_a_device_is_asked_anew_before_each_unbind() -> None:
+    """What was found out before the second one says nothing of the third."""
+    world = world_of(ONE)
+    before = world.state()
+    holder = Holder(77, "X", "/dev/dri/card3")
+    happens_after(world, Step.UNBIND, lambda: None, Phase.MOVING)
+    happens_after(world, Step.UNBIND, lambda: world.holders.append(holder), Phase.MOVING)
+    assert [p.code for p in world.answers[world.ask(ONE.prepare)].problems] == [Code.IN_USE]
+    assert [w.step for w in world.writes].count(Step.UNBIND) == 2
+    assert (world.state(), world.stranded) == (before, set())
+
+
+def test_a_claim_is_undone_if_nobody_is_there_to_ask_who_uses_a_device_by_now() -> None:
+    world = world_of(ONE)
+    before = world.state()
+
+    def lack() -> None:
+        world.unasked = "python cannot be started: Too many open files"
+
+    happens_after(world, Step.UNBIND, lack, Phase.MOVING)
+    ticket = world.ask(ONE.prepare)
+    assert [p.code for p in world.answers[ticket].problems] == [Code.NO_MEANS]
+    world.unasked = ""
+    world.run()
+    assert (world.state(), world.stranded) == (before, set())
+
+
 def test_who_opens_a_node_after_an_unbind_has_failed_is_waited_for_on_the_way_back() -> None:
     world = world_of(ONE)
     before = world.state()

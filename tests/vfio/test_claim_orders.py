@@ -737,6 +737,21 @@ def test_a_companion_that_is_pulled_out_is_let_go(phase: Phase, *, unbound_befor
     assert not world.stranded
 
 
+def test_a_companion_that_came_back_to_its_driver_may_be_pulled_out_all_the_same() -> None:
+    """That it had none for a moment, long ago, says nothing of the moment before it goes."""
+    world = world_of()
+    ask(world, PREPARE)
+    for driver in (None, "vfio-pci"):
+        world.chips[AUDIO].driver = driver
+        world.step()
+    world.now += 10 * world.rules.deadlines.poll
+    world.chips[AUDIO].driver = None
+    world.step()
+    del world.chips[AUDIO]
+    world.run()
+    assert world.claims.live["vm"].phase is Phase.DONE
+
+
 def test_a_companion_that_somebody_takes_from_its_driver_and_leaves_there_is_lost() -> None:
     world = world_of()
     ask(world, PREPARE)

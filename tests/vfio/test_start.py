@@ -89,6 +89,16 @@ def test_a_claim_has_the_names_under_which_its_devices_are_published_after_a_sta
     assert world.answers[world.ask(PREPARE)].names == record.names
 
 
+def test_a_claim_knows_into_which_directory_it_is_published_after_a_start() -> None:
+    """Also when its names are what they were."""
+    world = in_force()
+    (record,) = world.disk.claims
+    world.rules = Rules(directory="/elsewhere")
+    world.start()
+    world.run()
+    assert world.disk.claims == (structs.replace(record, directory="/elsewhere"),)
+
+
 def test_a_claim_keeps_its_names_while_a_device_is_not_published() -> None:
     world = in_force()
     (record,) = world.disk.claims
@@ -97,6 +107,20 @@ def test_a_claim_keeps_its_names_while_a_device_is_not_published() -> None:
     world.run()
     assert not world.specs
     assert world.disk.claims == (record,)
+
+
+def test_a_claim_gets_other_names_only_when_all_of_its_devices_have_one() -> None:
+    world = World(Chip(GPU), Chip(OTHER_GPU))
+    world.ask(structs.replace(PREPARE, devices=(GPU, OTHER_GPU)))
+    (record,) = world.disk.claims
+    world.vendor, world.nodes_never_come = "example.com", {GPU}
+    world.start()
+    world.run()
+    assert world.specs.keys() == {OTHER_GPU}
+    assert world.disk.claims == (record,)
+    world.nodes_never_come = set()
+    world.run()
+    assert world.disk.claims[0].names == (*world.specs[GPU], *world.specs[OTHER_GPU])
 
 
 def test_a_claim_in_force_whose_device_somebody_moved_meanwhile_is_lost() -> None:
@@ -279,6 +303,49 @@ def test_what_is_stranded_and_in_use_stays_so() -> None:
     assert not world.claims.live
     world.holders = []
     assert world.answers[world.ask(Recover(GPU))].ok
+
+
+def test_a_recovery_that_was_forced_is_so_after_a_start() -> None:
+    """Its journal says that somebody wanted the device even while it is in use."""
+    world = stranded()
+    world.holders = [VM]
+    world.post(Recover(GPU, force=True))
+    world.until(Phase.FREEING)
+    world.start()
+    world.run()
+    assert not world.stranded
+    assert world.state()[GPU] == ("xe", None)
+
+
+def test_a_recovery_that_was_under_way_waits_while_moving_is_paused() -> None:
+    """Nothing has failed that would have to be undone all the same."""
+    world = stranded()
+    world.post(Recover(GPU))
+    world.until(Phase.FREEING)
+    count, world.rules = len(world.writes), Rules(paused=True)
+    world.start()
+    world.run()
+    assert len(world.writes) == count
+    world.rules = Rules()
+    world.run()
+    assert world.state()[GPU] == ("xe", None)
+    assert world.ended[-1].outcome is Outcome.RELEASED
+
+
+def test_a_forced_claim_that_is_undone_after_a_start_takes_the_device_from_nobody() -> None:
+    """What was forced was the way there."""
+    world = World(Chip(GPU))
+    world.post(structs.replace(PREPARE, force=True))
+    world.until(Phase.PUBLISHING)
+    world.holders = [VM]
+    count = len(world.writes)
+    world.start()
+    world.run()
+    assert len(world.writes) == count
+    assert world.claims.live["vm"].obstacle is not None
+    world.holders = []
+    world.run()
+    assert world.state()[GPU] == ("xe", None)
 
 
 def test_what_is_stranded_is_forgotten_with_its_boot() -> None:
