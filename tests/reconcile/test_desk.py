@@ -8,6 +8,7 @@ import pytest
 from msgspec import structs
 from structlog.testing import capture_logs
 
+from agent.errors import AgentError
 from agent.host.model import Address, Hold, HoldMode
 from agent.reconcile.desk import Desk
 from agent.vfio.model import (
@@ -20,8 +21,10 @@ from agent.vfio.model import (
     Prepare,
     Release,
     Result,
+    Stray,
 )
-from agent.vfio.problems import Code
+from agent.vfio.orders import unknown_origin
+from agent.vfio.problems import Code, problem
 from agent.vfio.state import Phase, Rules
 from tests.vfio.world import GPU, Chip, World
 
@@ -30,12 +33,15 @@ PREPARE = Prepare("vm", HoldMode.VFIO, (GPU,))
 
 
 class Journal:
-    """One that always can be written."""
+    """One that can be written unless it is full."""
 
     def __init__(self) -> None:
         self.saved: Durable | None = Durable()
+        self.is_full = False
 
     async def save(self, durable: Durable) -> None:
+        if self.is_full:
+            raise AgentError("no space left on device")
         self.saved = durable
 
 
@@ -52,16 +58,18 @@ class Worker:
 class Bench:
     """A desk, and what it works with."""
 
-    def __init__(self) -> None:
+    def __init__(self, found: Durable | None = Durable()) -> None:  # noqa: B008 - immutable
         self.world = World(Chip(GPU))
         self.worker = Worker()
+        self.journal = Journal()
+        self.now = 1000.0
         self.desk = Desk(
-            journal=Journal(),
-            found=Durable(),
+            journal=self.journal,
+            found=found,
             worker=self.worker,
             rules=Rules(),
             boot_id="0" * 32,
-            clock=lambda: 1000.0,
+            clock=lambda: self.now,
         )
         self.specs: Mapping[Address, tuple[str, ...]] = {}
         self.stale = False
@@ -126,11 +134,26 @@ async def test_without_a_look_nothing_is_begun_and_nobody_waits(bench: Bench) ->
     asked, other = bench.desk.register(Release("vm"))
     bench.desk.refuse([asked], "too many open files")
     for each in (reply, other):
-        (problem,) = (await answer_to(each)).problems
-        assert (problem.code, problem.retryable) == (Code.HOST_UNKNOWN, True)
+        (told,) = (await answer_to(each)).problems
+        assert (told.code, told.retryable) == (Code.HOST_UNKNOWN, True)
     assert bench.desk.wake_at == math.inf
     await bench.run_pass()
     assert not bench.desk.claims.live
+
+
+async def test_who_waits_for_what_is_under_way_is_not_told_of_one_look_that_failed(
+    bench: Bench,
+) -> None:
+    """The next one may succeed; nor of one that fails long after another that did."""
+    await bench.run_pass()
+    asked, reply = bench.desk.register(PREPARE)
+    await bench.run_pass(asked)
+    for _ in range(2):
+        bench.desk.refuse((), "too many open files")
+        assert not reply.done()
+        bench.now += Rules().deadlines.withdraw
+        await bench.run_pass()
+    assert bench.is_in(Phase.CHECKING)
 
 
 async def test_who_uses_a_device_is_asked_again_only_when_no_entry_gives_it_any_more(
@@ -156,6 +179,56 @@ async def test_a_claim_goes_on_in_the_pass_in_which_the_journal_was_saved(bench:
     await bench.run_pass(asked)
     await bench.run_pass(results=[bench.inspect()])
     assert bench.is_in(Phase.GUARDING)
+
+
+async def test_a_journal_that_can_be_saved_again_undoes_no_claim(bench: Bench) -> None:
+    """Who asks for it meanwhile does not have it undone for what was true before."""
+    await bench.run_pass()
+    asked, reply = bench.desk.register(PREPARE)
+    await bench.run_pass(asked)
+    bench.journal.is_full = True
+    await bench.run_pass(results=[bench.inspect()])
+    assert bench.is_in(Phase.WITHDRAWING)
+    bench.journal.is_full = False
+    again, other = bench.desk.register(PREPARE)
+    await bench.run_pass(again)
+    assert bench.is_in(Phase.GUARDING)
+    assert not reply.done()
+    assert not other.done()
+
+
+async def test_a_journal_that_cannot_be_saved_is_told_once(bench: Bench) -> None:
+    """It is tried again several times a second, and told again when it has failed anew."""
+    await bench.run_pass()
+    bench.journal.is_full = True
+    asked, _ = bench.desk.register(PREPARE)
+    with capture_logs() as logs:
+        await bench.run_pass(asked)
+        await bench.run_pass(results=[bench.inspect()])
+        for _ in range(3):
+            await bench.run_pass()
+    assert [each["event"] for each in logs].count("journal-failed") == 1
+
+
+async def test_what_is_stranded_is_looked_at_in_every_pass() -> None:
+    """Also if no claim has it, and no event tells what somebody does with it."""
+    bench = Bench(found=None)
+    bench.world.chips[GPU].driver = "vfio-pci"
+    await bench.run_pass()
+    assert bench.desk.claims.strays.keys() == {GPU}
+    assert bench.desk.awaited == {GPU}
+
+
+async def test_what_is_being_brought_back_is_not_told_to_be_stranded() -> None:
+    """If that fails too, it is told then."""
+    world = World(Chip(GPU, driver="vfio-pci"))
+    origin = unknown_origin(world.look().functions[GPU])
+    stray = Stray(structs.replace(origin, known=True), problem(Code.STRANDED, "it was stranded"))
+    bench = Bench(found=Durable("0" * 32, strays=(stray,)))
+    with capture_logs() as logs:
+        await bench.run_pass()
+    assert bench.desk.claims.claim_of(GPU) is not None
+    assert [each["event"] for each in logs].count("stranded") == 0
 
 
 async def test_of_a_dry_run_nothing_is_told(bench: Bench) -> None:
