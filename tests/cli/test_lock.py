@@ -68,6 +68,20 @@ def test_two_states_do_not_share_one_directory_for_specs(tmp_path: Path, *, exis
     assert list((tmp_path / "cdi").iterdir()) == []
 
 
+def test_a_command_deletes_its_own_lock_file_and_no_other(tmp_path: Path) -> None:
+    """Not the one that another instance has by now, nor that of the state directory."""
+    with contextlib.ExitStack() as other:
+        with instance_lock(tmp_path / "one", [tmp_path / "cdi"], tidy=True):
+            (tmp_path / "cdi" / SPECS_LOCK).unlink()
+            other.enter_context(instance_lock(tmp_path / "two", [tmp_path / "cdi"]))
+        with (
+            pytest.raises(AlreadyRunningError),
+            instance_lock(tmp_path / "three", [tmp_path / "cdi"]),
+        ):
+            pass
+    assert (tmp_path / "one" / STATE_LOCK).exists()
+
+
 def test_a_directory_that_is_taken_later_is_held_as_the_first_one_and_with_it(
     tmp_path: Path,
 ) -> None:
