@@ -131,11 +131,14 @@ def test_a_claim_in_force_whose_device_somebody_moved_meanwhile_is_lost() -> Non
     assert world.claims.live["vm"].phase is Phase.LOST
 
 
-def on(driver: str | None, override: str | None = None) -> Callable[[World], None]:
-    """Let somebody else put the GPU there."""
+def on(
+    driver: str | None, override: str | None = None, *, is_read: bool = True
+) -> Callable[[World], None]:
+    """Let somebody else put the GPU there; perhaps nobody can read the overrides then."""
 
     def move(world: World) -> None:
         world.chips[GPU].driver, world.chips[GPU].override = driver, override
+        world.overrides_unread = set() if is_read else {GPU, AUDIO}
 
     return move
 
@@ -213,6 +216,7 @@ def test_what_is_left_of_a_lost_claim_stays_so_when_it_cannot_be_recovered() -> 
     [
         pytest.param(on("xe"), {AUDIO}, id="all of it"),
         pytest.param(on("xe", "vfio-pci"), {GPU, AUDIO}, id="but not its override"),
+        pytest.param(on("xe", is_read=False), {GPU, AUDIO}, id="but who knows its override"),
     ],
 )
 def test_what_is_left_of_a_lost_claim_may_be_brought_back_by_hand(
