@@ -379,17 +379,37 @@ def test_what_nobody_was_there_to_ask_is_asked_again() -> None:
     assert (world.state(), world.stranded) == (before, set())
 
 
-def test_a_recovery_waits_until_it_can_be_asked_who_uses_the_device() -> None:
+@pytest.mark.parametrize("step", [Step.UNBIND, Step.PROBE])
+def test_a_recovery_waits_until_it_can_be_asked_who_uses_the_device(step: Step) -> None:
+    """Nothing is written before, and the device is not given up."""
     world = world_of(ONE)
     before = world.state()
     world.ask(ONE.prepare)
-    fails(world, does_nothing, Write("vm", GPU, Step.PROBE, GPU))
+    fails(world, does_nothing, Write("vm", GPU, step, GPU))
     world.ask(RELEASE)
     world.faults.clear()
     assert world.stranded == {GPU}
+    count = len(world.writes)
     world.unasked = "python cannot be started: Too many open files"
     assert [p.code for p in world.answers[world.ask(Recover(GPU))].problems] == [Code.NO_MEANS]
+    assert len(world.writes) == count
     world.unasked = ""
+    world.run()
+    assert (world.state(), world.stranded) == (before, set())
+
+
+def test_what_nobody_was_there_to_ask_is_no_look_in_vain() -> None:
+    """However long there was nobody: the override is then read as often as it takes."""
+    world = world_of(ONE)
+    before = world.state()
+    world.ask(ONE.prepare)
+    world.post(RELEASE)
+    world.until(Phase.RETURNING)
+    world.unasked = "python cannot be started: Too many open files"
+    world.run()
+    world.unasked, world.overrides_unread = "", {GPU}
+    world.run(patience=world.rules.deadlines.poll)
+    world.overrides_unread = set()
     world.run()
     assert (world.state(), world.stranded) == (before, set())
 
