@@ -256,7 +256,7 @@ class ClaimHost:
         return self._ask("DELETE", path, None, twice=True)
 
     def _ask(self, method: str, path: str, body: Document | None, *, twice: bool) -> Document:
-        """Whatever a test is about, what is done may be asked for again, and nothing comes of it."""
+        """Whatever a test is about: what is done may be asked for again, and is answered alike."""
         told = self.ask(method, path, body)
         if told["ok"] and twice and self.asks_twice:
             assert self.ask(method, path, body) == told
