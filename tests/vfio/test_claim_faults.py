@@ -269,6 +269,25 @@ def test_who_opens_a_node_after_an_unbind_has_failed_is_waited_for_on_the_way_ba
     assert (world.state(), world.stranded, len(world.claims.live)) == (before, set(), 0)
 
 
+def test_who_uses_a_device_that_hangs_is_in_the_way_of_no_other() -> None:
+    """It is asked anew when the kernel has let go of it."""
+    world = world_of(TWO)
+    before = world.state()
+    world.ask(TWO.prepare)
+    holder = Holder(77, "qemu", "/dev/vfio/1")
+    world.faults.append((lambda w: (w.address, w.step) == (GPU, Step.UNBIND), hangs))
+    happens_after(world, Step.UNBIND, lambda: world.holders.append(holder), Phase.RETURNING)
+    world.ask(RELEASE)
+    assert world.state()[OTHER_GPU] == before[OTHER_GPU]
+    world.faults.clear()
+    world.let_go(GPU, done=False)
+    world.run()
+    assert world.state()[GPU] != before[GPU], "it is in use"
+    world.holders.clear()
+    world.run()
+    assert (world.state(), world.stranded) == (before, set())
+
+
 def test_an_unbind_that_fails_while_nobody_uses_the_device_is_made_again() -> None:
     """Each way once more, and not asked about for ever."""
     world = world_of(ONE)
@@ -596,6 +615,19 @@ def test_a_release_that_hangs_is_finished_when_the_kernel_returns(
         assert world.state() == before
         assert not world.claims.live
         assert not world.stranded
+
+
+def test_a_device_of_which_a_write_hung_is_left_alone_for_a_while() -> None:
+    world = world_of(ONE)
+    world.faults.append((lambda write: write.step is Step.PROBE, hangs))
+    assert [p.code for p in world.answers[world.ask(ONE.prepare)].problems] == [Code.HUNG]
+    world.faults.clear()
+    world.let_go(GPU)
+    world.run()
+    assert not world.claims.live
+    refused = world.post(ONE.prepare)
+    world.run(patience=0)
+    assert [p.code for p in world.answers[refused].problems] == [Code.COOLING_DOWN]
 
 
 def test_a_function_that_hangs_does_not_hold_up_another_claim() -> None:
