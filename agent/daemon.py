@@ -46,9 +46,9 @@ from agent.observe.claim_metrics import ClaimMetrics
 from agent.observe.health import Verdict, health, readiness
 from agent.observe.log import Log
 from agent.observe.metrics import CONTENT_TYPE, Metrics
+from agent.observe.readiness import ReadyNotice
 from agent.observe.systemd import Notifier
 from agent.reconcile.messages import RELOAD, RELOAD_REFUSED, SPECS, Inbox, NewRules, Stop
-from agent.reconcile.plan import TRANSIENT
 from agent.reconcile.reconciler import Reconciler
 from agent.reconcile.state import PassReport, State
 from agent.vfio.model import Answer, Order
@@ -101,12 +101,7 @@ class Daemon:
         """Sources that this process can never have."""
         self._last_pass: float | None = None
         self._stopping = False
-        self._owes_ready = True
-        """systemd waits for READY: of the start, or of a reload."""
-        self._is_ready_news = True
-        """The next READY is that of the start, or of a configuration that came into force."""
-        self._reload_by: float | None = None
-        """When a reload counts as done, whatever is still waited for; None if none is under way."""
+        self._ready_notice = ReadyNotice()
         self._hangup = asyncio.Event()
         self._watch = SpecWatch(
             self._parts.store.directories,
@@ -298,27 +293,18 @@ class Daemon:
         if self._claim_metrics is not None:
             self._claim_metrics.observe()
         if not report.reasons.keys().isdisjoint((RELOAD, RELOAD_REFUSED)):
-            self._reload_by = self._last_pass + self._parts.rules.ready_timeout
-            self._owes_ready = True  # of a reload that was refused systemd wants to hear the end
-            self._is_ready_news |= RELOAD in report.reasons
+            self._ready_notice.reloaded(
+                taken=RELOAD in report.reasons,
+                until=self._last_pass + self._parts.rules.ready_timeout,
+            )
         status = _status(state)
-        if self._owes_ready and self._is_done(state):
-            self._owes_ready = False
-            self._reload_by = None
-            if self._is_ready_news:
-                self._is_ready_news = False
+        started, now = self._reconciler.ready.is_set(), time.monotonic()
+        if self._ready_notice.is_due(state.withheld, started=started, now=now):
+            if self._ready_notice.given():
                 _log.info("ready", status=status)
             self._notifier.ready(status)
         else:
             self._notifier.status(status)
-
-    def _is_done(self, state: State) -> bool:
-        """Whether what systemd waits for has come about: the files are as they should be."""
-        if not self._reconciler.ready.is_set():
-            return False
-        if self._reload_by is None or time.monotonic() >= self._reload_by:
-            return True
-        return not any(withheld.reason in TRANSIENT for withheld in state.withheld)
 
     def _health(self) -> Verdict:
         return health(
