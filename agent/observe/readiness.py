@@ -18,7 +18,7 @@ class ReadyNotice:
         self._is_owed = True
         self._is_news = True
         self._until: float | None = None
-        """When the latest reload counts as done, whatever is still waited for; None of the start."""
+        """When the latest reload counts as done, whatever is waited for; None before the first."""
 
     def reloaded(self, *, taken: bool, until: float) -> None:
         """Owe it again.
