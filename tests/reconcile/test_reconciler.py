@@ -12,7 +12,7 @@ import structlog
 from msgspec import structs
 
 from agent.cdi.desired import Reason
-from agent.cdi.files import Disk
+from agent.cdi.files import Action, Disk
 from agent.cdi.store import Store
 from agent.errors import ConfigError, StoreError
 from agent.host.hints import Hint, Scope
@@ -357,6 +357,26 @@ class TestFailures:
         await one_gpu.step(one_gpu.rules.resync_blind)
         assert one_gpu.published() == {}
         assert one_gpu.reconciler.snapshot().problems == ()
+
+    async def test_what_was_written_and_cannot_be_read_back_counts_as_published(
+        self, rig: Rig, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Or a claim would move a device while a spec offers it."""
+        apply = rig.store.apply
+
+        def lost() -> Disk:
+            raise StoreError("the directory is gone")
+
+        async def apply_once(action: Action) -> None:
+            await apply(action)
+            monkeypatch.setattr(rig.store, "read", lost)
+
+        monkeypatch.setattr(rig.store, "apply", apply_once)
+        await rig.do(rig.kernel.plug, *arc_b50())
+        await rig.quiet()
+        state = rig.reconciler.snapshot()
+        assert state.problems == ("the directory is gone",)
+        assert NAME_B50 in state.published.values()
 
 
 class TestLog:

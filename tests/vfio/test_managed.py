@@ -73,6 +73,19 @@ def test_driverctl_has_a_file_for_each_device(tmp_path: Path, etc: Path) -> None
     assert found(tmp_path, OTHER, GPU) == ((GPU, "driverctl"),)
 
 
+def test_a_link_of_driverctl_is_one_wherever_it_leads(tmp_path: Path, etc: Path) -> None:
+    """What it says may lie on a file system that is not there (yet)."""
+    (etc / "driverctl.d").mkdir(parents=True)
+    (etc / "driverctl.d/pci-0000:03:00.0").symlink_to("/nowhere")
+    assert found(tmp_path, OTHER, GPU) == ((GPU, "driverctl"),)
+
+
+def test_what_is_no_folder_has_no_machines(tmp_path: Path) -> None:
+    (tmp_path / "run/libvirt").mkdir(parents=True)
+    (tmp_path / "run/libvirt/qemu").touch()
+    assert found(tmp_path, GPU) == ()
+
+
 def test_libvirt_names_what_its_machines_are_given(tmp_path: Path, machines: Path) -> None:
     """And neither where that stands in the machine, nor USB devices, nor other folders' files."""
     (machines / "win11.xml").write_text(STATE)
