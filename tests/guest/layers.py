@@ -15,8 +15,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from tests.guest import bundle, observers, settings
+from tests.guest import bundle, observers, qemu, settings
 from tests.guest import image as images
+from tests.guest import topology as topologies
 from tests.guest.cache import Cache, key_of
 from tests.guest.image import INSIDE, Image
 from tests.guest.rig import Guest
@@ -68,14 +69,14 @@ def frozen(cache: Cache, base: Installed, topology: Topology) -> Path:
     """The folder of a guest that has booted with this topology; `Guest.resume` takes it."""
 
     def freeze(target: Path) -> None:
-        overlay = target / "disk.qcow2"
-        with Guest.boot(base.image, topology, base.disk, overlay=overlay) as guest:
+        with Guest.boot(base.image, topology, base.disk, to_freeze=target) as guest:
             observers.start(guest)
             guest.freeze(target)
 
     # An overlay names its base by its path: in another place it is another one.
-    own = (Path(__file__), Path(observers.__file__), *sorted(INSIDE.glob("*.py")))
-    key = key_of(str(base.disk), repr(topology), *own)
+    machine = (Path(qemu.__file__), Path(topologies.__file__))
+    programs = (Path(__file__), Path(observers.__file__), *sorted(INSIDE.glob("*.py")))
+    key = key_of(str(base.disk), topology.name, *machine, *programs)
     return cache.get(f"frozen-{topology.name}", key, freeze)
 
 

@@ -18,26 +18,19 @@ import subprocess
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from io import BytesIO
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Final, Self
 
-from tests.guest import settings
+from tests.guest import qemu, settings
 from tests.guest.channel import Channel, Result
 from tests.guest.image import Image
 from tests.guest.lines import connect
 from tests.guest.qmp import Qmp, QmpError
 from tests.guest.topology import Topology
 
-_KERNEL_ARGUMENTS: Final = (
-    "root=/dev/vda ro console=ttyS0 quiet loglevel=4 systemd.show_status=false net.ifnames=0 "
-    "intel_iommu=on "
-    # what emulation makes slow and no test needs
-    "mitigations=off nokaslr audit=0 nowatchdog no_timer_check tsc=reliable clocksource=tsc "
-    "cryptomgr.notests random.trust_cpu=1"
-)
 _PREFIX: Final = "cdi-guest-"
 _LOCK: Final = "lock"
 _YOUNG_SECONDS: Final = 60.0
@@ -65,9 +58,9 @@ class Guest:
         topology: Topology,
         base: Path,
         *,
-        ram: Path | None = None,
+        frozen: Path | None = None,
+        to_freeze: Path | None = None,
         kernel_arguments: str = "",
-        overlay: Path | None = None,
     ) -> None:
         _sweep()
         self.topology = topology
@@ -77,17 +70,20 @@ class Guest:
         self._closing = contextlib.ExitStack()
         self._closing.callback(self._remove_folder)
         try:
-            disk = overlay or self.folder / "disk.qcow2"
-            _make_overlay(base, disk)
-            self._qemu = self._start(self._arguments(image, disk, ram, kernel_arguments))
+            disk = (to_freeze or self.folder) / qemu.DISK
+            qemu.make_overlay(base, disk)
+            arguments = qemu.arguments(image, topology, disk, self.folder, kernel_arguments)
+            kept = frozen or to_freeze
+            memory = qemu.memory(topology, kept, private=frozen is not None) if kept else ()
+            self._qemu = self._start((*arguments, *memory))
             self._qmp = Qmp(self._connect("qmp.sock"))
             self._closing.callback(self._qmp.close)
-            if ram is not None:
-                self._let_go_on()
+            if frozen is not None:
+                self._let_go_on(frozen)
             self._channel = Channel(self._connect("channel.sock"))
             self._closing.callback(self._channel.close)
             self._channel.wait_until_answered(_BOOT_SECONDS)
-            if ram is not None:
+            if frozen is not None:
                 # its wall clock stood still while it lay on disk
                 self.sh(f"date --set=@{time.time():.3f}")
         except BaseException as error:
@@ -102,23 +98,23 @@ class Guest:
         topology: Topology,
         base: Path,
         *,
-        overlay: Path | None = None,
+        to_freeze: Path | None = None,
         kernel_arguments: str = "",
     ) -> Self:
-        """Start a guest and wait until its boot has ended (about ten seconds).
+        """Start a guest and wait until its boot has ended (about twenty seconds).
 
         Args:
             image: Kernel and initrd.
             topology: The machine.
             base: The disk to start from; never written to.
-            overlay: Where the guest's writes go and stay; else they go with the guest.
+            to_freeze: A folder for what `freeze` leaves; else nothing stays of the guest.
             kernel_arguments: More of them.
         """
         guest = cls(
             image,
             topology,
             base,
-            overlay=overlay,
+            to_freeze=to_freeze,
             kernel_arguments=kernel_arguments,
         )
         try:
@@ -131,7 +127,7 @@ class Guest:
     @classmethod
     def resume(cls, image: Image, topology: Topology, frozen: Path) -> Self:
         """Resume what `freeze` left in a folder, as often as wanted and several at once."""
-        return cls(image, topology, frozen / "disk.qcow2", ram=frozen / "ram")
+        return cls(image, topology, frozen / qemu.DISK, frozen=frozen)
 
     # --- commands -------------------------------------------------------------------------------
 
@@ -253,16 +249,16 @@ class Guest:
     # --- ends -----------------------------------------------------------------------------------
 
     def freeze(self, folder: Path) -> None:
-        """Save the guest's memory into a folder beside its overlay, and end it.
+        """End the guest, and leave in a folder what it takes to resume it.
 
-        The guest must have been booted with `overlay=folder / "disk.qcow2"`.
+        The guest must have been booted with `to_freeze=folder`.
         """
         self.sh("sync; udevadm settle")
         self._channel.close()
         self._qmp.execute("stop")
-        self._qmp.execute("migrate-set-parameters", max_bandwidth=0)
-        self._qmp.execute("migrate", uri=f"exec:cat >{shlex.quote(str(folder / 'ram'))}")
-        _wait(lambda: self._migration() == "completed", "the guest's memory on disk")
+        self._leave_the_memory_where_it_is()
+        self._qmp.execute("migrate", uri=f"exec:cat >{shlex.quote(str(folder / qemu.DEVICES))}")
+        _wait(lambda: self._migration() == "completed", "the guest's devices on disk")
         self._quit()
 
     def close(self) -> None:
@@ -295,30 +291,11 @@ class Guest:
 
     # --- QEMU -----------------------------------------------------------------------------------
 
-    def _arguments(
-        self, image: Image, disk: Path, ram: Path | None, kernel_arguments: str
-    ) -> Iterator[str]:
-        yield from ("-nodefaults", "-no-user-config", "-display", "none")
-        yield from self.topology.arguments()
-        yield from ("-kernel", str(image.kernel), "-initrd", str(image.initrd))
-        yield from ("-append", f"{_KERNEL_ARGUMENTS} {kernel_arguments}".strip())
-        yield from ("-serial", f"file:{self.folder}/console.log")
-        yield from ("-qmp", f"unix:{self.folder}/qmp.sock,server=on,wait=off")
-        # Nobody needs the overlay after a crash of the host: its flushes are not waited for.
-        yield from ("-drive", f"file={disk},format=qcow2,if=none,id=root,cache=unsafe")
-        yield from ("-device", "virtio-blk-pci,drive=root,addr=02.0")
-        yield from ("-device", "virtio-serial-pci,id=serial,addr=03.0")
-        yield from ("-chardev", f"socket,id=rig,path={self.folder}/channel.sock,server=on,wait=off")
-        yield from ("-device", "virtserialport,bus=serial.0,chardev=rig,name=cdi.rig")
-        yield from ("-device", "virtio-rng-pci,addr=04.0")
-        if ram is not None:
-            yield from ("-incoming", f"exec:cat {shlex.quote(str(ram))}")
-
-    def _start(self, arguments: Iterator[str]) -> subprocess.Popen[bytes]:
+    def _start(self, arguments: Iterable[str]) -> subprocess.Popen[bytes]:
         bound = ("setpriv", "--pdeathsig=KILL", "sh", "-c", _IF_PARENT_LIVES, str(os.getpid()))
         argv = [*bound, settings.program("qemu-system-x86_64"), *arguments]
         with (self.folder / "qemu.log").open("wb") as log:
-            qemu = subprocess.Popen(
+            started = subprocess.Popen(
                 argv,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -326,8 +303,8 @@ class Guest:
                 cwd=self.folder,
                 start_new_session=True,  # a Ctrl-C is for pytest
             )
-        self._closing.callback(_end, qemu)
-        return qemu
+        self._closing.callback(_end, started)
+        return started
 
     def _alive(self) -> bool:
         return self._qemu.poll() is None
@@ -335,9 +312,17 @@ class Guest:
     def _connect(self, name: str) -> socket.socket:
         return connect(self.folder / name, self._alive, _QEMU_SECONDS)
 
-    def _let_go_on(self) -> None:
-        _wait(lambda: self._qmp.execute("query-status")["status"] != "inmigrate", "its memory back")
+    def _let_go_on(self, frozen: Path) -> None:
+        self._leave_the_memory_where_it_is()
+        self._qmp.execute(
+            "migrate-incoming", uri=f"exec:cat {shlex.quote(str(frozen / qemu.DEVICES))}"
+        )
+        _wait(lambda: self._qmp.execute("query-status")["status"] != "inmigrate", "its devices")
         self._qmp.execute("cont")
+
+    def _leave_the_memory_where_it_is(self) -> None:
+        shared = {"capability": "x-ignore-shared", "state": True}
+        self._qmp.execute("migrate-set-capabilities", capabilities=[shared])
 
     def _migration(self) -> str:
         status: str = self._qmp.execute("query-migrate").get("status", "none")
@@ -371,16 +356,9 @@ def _wait(reached: Callable[[], bool], what: str) -> None:
         time.sleep(0.02)
 
 
-def _end(qemu: subprocess.Popen[bytes]) -> None:
-    qemu.kill()
-    qemu.wait()
-
-
-def _make_overlay(base: Path, disk: Path) -> None:
-    kind = "raw" if base.suffix == ".ext4" else "qcow2"
-    program = settings.program("qemu-img")
-    names = ["-b", str(base.absolute()), "-F", kind, str(disk)]
-    settings.run_logged([program, "create", "-q", "-f", "qcow2", *names])
+def _end(started: subprocess.Popen[bytes]) -> None:
+    started.kill()
+    started.wait()
 
 
 def _sweep() -> None:
