@@ -1,13 +1,19 @@
 """Guests as fixtures: `no_gpu`, `one_gpu` and `many_gpus`, each resumed anew for every test.
 
-Only the topologies that the collected tests ask for are made. When a test fails, what its guest
-knew is put beside pytest's temp files (or into CDI_AGENT_GUEST_EVIDENCE) and the end of the journal
-into the report. A machine that cannot run a guest skips these tests with the reason; with CI=true
-they fail.
+Among others these tests come last, and what they need is made beside those before them. By
+themselves they make it first, and only the topologies that they ask for.
+
+When a test fails, what its guest knew is put beside pytest's temp files (or into
+CDI_AGENT_GUEST_EVIDENCE) and the end of the journal into the report. A machine that cannot run a
+guest skips these tests with the reason; with CI=true they fail.
 """
 
 import contextlib
 import os
+import signal
+import subprocess
+import sys
+import threading
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Final
@@ -15,6 +21,7 @@ from typing import Final
 import pytest
 
 from tests.guest import layers, settings
+from tests.guest.bundle import PROJECT
 from tests.guest.cache import Cache, default_root
 from tests.guest.evidence import collect
 from tests.guest.layers import Installed
@@ -26,6 +33,55 @@ _FAILED: Final = pytest.StashKey[bool]()
 _JOURNAL_LINES: Final = 60
 
 Frozen = dict[str, Path]
+
+
+# --- made beside other tests ----------------------------------------------------------------------
+
+
+def _is_for_guests(item: pytest.Item) -> bool:
+    return item.get_closest_marker("guest") is not None
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let the guests' tests come last, in the order that they were given."""
+    items.sort(key=_is_for_guests)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
+    """Begin with what the guests need, if there is something to run meanwhile."""
+    needed = {_is_for_guests(item) for item in session.items}
+    if needed == {True, False} and not session.config.option.collectonly:
+        with _made_beside():
+            return (yield)
+    return (yield)
+
+
+@contextlib.contextmanager
+def _made_beside() -> Iterator[None]:
+    """Fill the cache in a process of its own; what keeps it from that, the fixtures will say."""
+    making = subprocess.Popen(
+        ["nice", sys.executable, "-m", "tests.guest", "build"],
+        cwd=PROJECT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    # Waited for at once: a child that has ended would slow down each test that looks for its own.
+    waiter = threading.Thread(target=making.wait, name="guests", daemon=True)
+    waiter.start()
+    try:
+        yield
+    finally:
+        if waiter.is_alive():  # the run was broken off
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(making.pid, signal.SIGINT)
+            waiter.join()
+
+
+# --- fixtures -------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ from tests.guest.rig import Guest
 from tests.guest.stage import CARD, GPU, Cast, Function, GuestStage, find_node
 from tests.guest.topology import slot
 
-ACTS: Final = int(os.environ.get("CDI_AGENT_GUEST_ACTS", "30"))
+ACTS: Final = int(os.environ.get("CDI_AGENT_GUEST_ACTS", "200"))
 SEED: Final = os.environ.get("CDI_AGENT_GUEST_SEED")
 BURST: Final = 4
 
