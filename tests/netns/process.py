@@ -142,9 +142,14 @@ class AgentProcess:
 
     def signal_children(self, number: int) -> None:
         """Send a signal to what the program that it was started through has started."""
-        pid = self._running_agent().pid
-        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-            os.kill(int(child), number)
+        for child in self._children():
+            os.kill(child, number)
+
+    def agent_hangs(self) -> bool:
+        """Whether it is in a system call that no signal interrupts (state D in proc(5))."""
+        processes = (self._running_agent().pid, *self._children())
+        stats = (stat for pid in processes for stat in Path(f"/proc/{pid}/task").glob("*/stat"))
+        return any(stat.read_text().rpartition(") ")[2].startswith("D") for stat in stats)
 
     def end_agent(self, number: int = signal.SIGTERM) -> int:
         """Send it a signal and wait until it has ended; its exit status."""
@@ -216,6 +221,12 @@ class AgentProcess:
         """Its resident memory in KiB."""
         status = Path(f"/proc/{self._running_agent().pid}/status").read_text()
         return int(status.partition("VmRSS:")[2].split()[0])
+
+    def _children(self) -> list[int]:
+        pid = self._running_agent().pid
+        return [
+            int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        ]
 
     def _running_agent(self) -> subprocess.Popen[bytes]:
         if self._agent is None or not self.agent_runs():
