@@ -20,6 +20,7 @@ from typing import Final
 
 import pytest
 
+from tests.conftest import missing
 from tests.guest import layers, settings
 from tests.guest.bundle import PROJECT
 from tests.guest.cache import Cache, default_root
@@ -51,8 +52,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
     """Begin with what the guests need, if there is something to run meanwhile."""
-    needed = {_is_for_guests(item) for item in session.items}
-    if needed == {True, False} and not session.config.option.collectonly:
+    kinds = {_is_for_guests(item) for item in session.items}
+    is_run = not session.config.option.collectonly and not missing("guest")
+    if kinds == {True, False} and is_run:
         with _made_beside():
             return (yield)
     return (yield)
