@@ -74,7 +74,7 @@ def freeing(turn: Turn, claim: Claim) -> Claim | None:
     if is_busy(turn, claim):
         return claim
     if claim.inspection is None:
-        return _ask(turn, claim, claim.moving, _to_unbind(turn, claim))
+        return _ask(turn, claim, claim.moving, _to_unbind(turn, claim), goes=claim.moving)
     obstacle = _in_the_way(turn, claim, claim.inspection)
     if obstacle is None or claim.force:
         claim = _with_overrides(claim, claim.inspection)
@@ -175,7 +175,8 @@ def checking_recovery(turn: Turn, claim: Claim) -> Claim | None:
     if obstacle is not None and not claim.dry_run:
         return _hinder(turn, claim, obstacle)
     if claim.inspection is None:
-        return _ask(turn, claim, claim.functions, _to_unbind(turn, claim), alive=True)
+        used = _to_unbind(turn, claim)
+        return _ask(turn, claim, claim.functions, used, goes=claim.functions, alive=True)
     if claim.inspection.unasked and not claim.dry_run:
         return _unasked(turn, claim, claim.inspection)
     if not claim.force:
@@ -225,9 +226,14 @@ def _ask(
     states: Sequence[FunctionState],
     used: Sequence[FunctionState] = (),
     *,
+    goes: Sequence[FunctionState] = (),
     alive: bool = False,
 ) -> Claim:
-    """Have found out what is left on these functions, and who uses some of them."""
+    """Have found out what is left on these functions, and who uses some of them.
+
+    Of those that are to go back the drivers are loaded that have been unloaded meanwhile. One that
+    has no driver needs that as well: its driver may have been missing when it was last tried.
+    """
     if claim.inspecting is not None:
         return claim
     if turn.now < claim.inspect_at:
@@ -237,10 +243,18 @@ def _ask(
         claim,
         (state.address for state in states),
         used=(state.address for state in used),
-        drivers=(s.origin.driver for s in used if s.origin.driver and s.origin.known),
+        drivers=(s.origin.driver for s in goes if s.origin.driver and not _has_arrived(turn, s)),
         alive=alive,
     )
     return structs.replace(claim, looks=claim.looks + 1)
+
+
+def _has_arrived(turn: Turn, state: FunctionState) -> bool:
+    """Whether a function needs no driver any more; one of unknown origin wants none by name."""
+    function = turn.find(state.origin)
+    if not state.origin.known or not isinstance(function, Function):
+        return True
+    return is_back(function, state.origin)
 
 
 def _later(turn: Turn, claim: Claim, seconds: float) -> Claim:

@@ -836,6 +836,42 @@ def test_what_is_not_bound_cannot_be_in_use() -> None:
 # --- reading back ---------------------------------------------------------------------------------
 
 
+def test_the_driver_of_a_device_that_has_none_is_loaded_when_it_is_recovered() -> None:
+    """Its module was missing when it was to go back (built anew for each kernel, say)."""
+    world = world_of(ONE)
+    before = world.state()
+    world.ask(ONE.prepare)
+    world.unloaded, world.unavailable = frozenset({"xe"}), {"xe": "no such module"}
+    answer = world.answers[world.ask(RELEASE)]
+    assert [p.code for p in answer.problems] == [Code.STRANDED]
+    assert world.chips[GPU].driver is None
+    assert world.answers[world.ask(Recover(GPU, dry_run=True))].moves
+    assert world.answers[world.ask(Recover(GPU))].problems, "it is missing still"
+    world.unavailable = {}
+    assert world.answers[world.ask(Recover(GPU, dry_run=True))].moves
+    assert "xe" in world.unloaded, "a dry run loads nothing"
+    assert world.answers[world.ask(Recover(GPU))].ok
+    assert world.state() == before
+
+
+def test_the_driver_of_a_device_that_has_none_is_loaded_when_its_claim_is_undone() -> None:
+    """It was unloaded as soon as nothing used it any more."""
+    world = world_of(ONE)
+    before = world.state()
+    world.faults.append((lambda write: write.step is Step.PROBE and not world.stranded, _unloads))
+    answer = world.answers[world.ask(ONE.prepare)]
+    assert [p.code for p in answer.problems] == [Code.MOVE_FAILED]
+    assert world.state() == before
+
+
+def _unloads(world: World, write: Write) -> Written | None:
+    """vfio-pci does not take the device; meanwhile somebody unloads its own driver."""
+    if world.chips[write.address].override != "vfio-pci":
+        return None
+    world.unloaded = frozenset({"xe"})
+    return Written(write, errno=errno.EBUSY)
+
+
 def test_an_override_that_does_not_go_is_written_again_and_then_reported() -> None:
     """The kernel says yes to the write that clears it, and it is still there."""
     world = world_of(AUDIO_TOO)

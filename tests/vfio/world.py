@@ -156,6 +156,8 @@ class World:
     """Why the specs can be neither read nor written."""
     specs_unread: bool = True
     """The agent has not read them since it was started."""
+    unloaded: frozenset[str] = frozenset()
+    """Drivers whose modules are not loaded; who asks for one has it loaded if it can be."""
     for_others: frozenset[str] = frozenset()
     """Drivers that are for none of the functions here."""
 
@@ -469,6 +471,8 @@ class World:
         assert self.claims.children.keys().isdisjoint(effect.addresses), "to read it hangs too"
         if self.unasked:
             return Inspection(effect, unasked=self.unasked)
+        if effect.loads:
+            self.unloaded -= {*effect.drivers} - self.unavailable.keys()
         unread = self.overrides_unread | self.stuck.keys()
         return Inspection(
             effect,
@@ -524,10 +528,10 @@ class World:
         return 0
 
     def _best(self, chip: Chip) -> str | None:
-        known = {*VFIO_DRIVERS, *chip.own}
+        own = [driver for driver in chip.own if driver not in self.unloaded]
         if chip.override is not None:
-            return chip.override if chip.override in known else None
-        return next(iter(chip.own), None)
+            return chip.override if chip.override in {*VFIO_DRIVERS, *own} else None
+        return next(iter(own), None)
 
     # --- what is expected -------------------------------------------------------------------------
 
