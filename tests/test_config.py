@@ -62,8 +62,11 @@ def test_hours_and_minutes() -> None:
 
 
 def test_what_is_ignored_has_one_form() -> None:
-    config = parse('cdi: {ignore: ["03:00.0", "0001:0A:00.1", "8086:E212", 1002:744c]}')
-    assert config.cdi.ignored == {"0000:03:00.0", "0001:0a:00.1", "8086:e212", "1002:744c"}
+    config = parse(
+        'cdi: {ignore: ["03:00.0", "0001:0A:00.1", "00000002:00:00.0", "8086:E212", 1002:744c]}'
+    )
+    addresses = {"0000:03:00.0", "0001:0a:00.1", "0002:00:00.0"}
+    assert config.cdi.ignored == addresses | {"8086:e212", "1002:744c"}
 
 
 def test_a_path_has_one_form() -> None:

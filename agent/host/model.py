@@ -39,7 +39,9 @@ _IDLE_DRIVERS: Final = frozenset({"pci-stub", "pcieport"})
 def parse_address(text: str) -> Address:
     """Read a PCI address as people and tools write it.
 
-    Upper case is accepted, and a missing domain means ``0000``, as in ``lspci``.
+    Upper case is accepted, and a missing domain means ``0000``, as in ``lspci``. NVIDIA's tools
+    write eight digits of the domain, the kernel four unless it needs more (``%04x``): that is the
+    form in which addresses are compared.
 
     Raises:
         ValueError: The text is not a PCI address.
@@ -50,7 +52,8 @@ def parse_address(text: str) -> Address:
     if ADDRESS_PATTERN.fullmatch(candidate) is None:
         msg = f"{text!r} is not a PCI address such as 0000:03:00.0"
         raise ValueError(msg)
-    return Address(candidate)
+    domain, _, rest = candidate.partition(":")
+    return Address(f"{int(domain, 16):04x}:{rest}")
 
 
 def address_in_devpath(devpath: str) -> Address | None:

@@ -48,6 +48,8 @@ def test_a_device_path_tells_the_function_and_whose_node_it_is(
         ("03:00.0", "0000:03:00.0"),
         (" 0000:0A:1F.7\n", "0000:0a:1f.7"),
         ("10000:e1:00.0", "10000:e1:00.0"),
+        ("00000000:03:00.0", "0000:03:00.0"),
+        ("00010000:E1:00.0", "10000:e1:00.0"),
     ],
 )
 def test_an_address_is_read_as_people_write_it(text: str, address: str) -> None:
