@@ -400,5 +400,6 @@ def _end(turn: Turn, claim: Claim) -> None:
 def _stranded(turn: Turn, claim: Claim, address: Address, reason: Problem) -> Problem:
     """That a function is stranded; who has just tried to recover it is not told to do that."""
     why = turn.strays[address].problem
-    hint = reason.hint if claim.record.recovery else why.hint
+    is_tried = claim.record.recovery and reason.code is not Code.CHANGED
+    hint = reason.hint if is_tried else why.hint
     return Problem(Code.STRANDED, f"{address} is stranded: {why.sentence}", hint)

@@ -231,7 +231,7 @@ def _recover(turn: Turn, ticket: int, order: Recover) -> None:
         turn.answer(ticket, key)  # it is where it should be
     elif stray is None and not order.force:
         what = f"this agent has no record that it moved {address}"
-        turn.answer(ticket, key, problem(Code.NOT_STRANDED, what))
+        turn.answer(ticket, key, problem(Code.NOT_STRANDED, what, address=address))
     else:
         origin = unknown_origin(function) if stray is None else stray.origin
         claim = recovery(origin, now=turn.now, client=order.client, force=order.force)

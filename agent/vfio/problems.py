@@ -107,9 +107,9 @@ class Problem(msgspec.Struct, frozen=True):
 HINTS: Final[Mapping[Code, str]] = {
     Code.UNKNOWN_DEVICE: "`cdi-agent scan` lists what this host has and what is published",
     Code.IGNORED: "take it out of `ignore` in the configuration",
-    Code.CLAIMED: "`cdi-agent claims` shows who holds what; `cdi-agent release` gives it back",
+    Code.CLAIMED: "`cdi-agent claims` shows who holds what; `cdi-agent release ID` gives it back",
     Code.STRANDED: "`cdi-agent recover ADDRESS` brings it back",
-    Code.NOT_STRANDED: "`cdi-agent recover --force` moves it all the same",
+    Code.NOT_STRANDED: "`cdi-agent recover ADDRESS --force` moves it all the same",
     Code.HUNG: "the kernel's log may say what it waits for; only its return or a reboot ends it",
     Code.IOMMU_OFF: "turn on VT-d or AMD-Vi in the firmware, and on the kernel's command line",
     Code.NO_IOMMU_MODE: "turn on the IOMMU, or allow this by `vfio.allow_no_iommu`",

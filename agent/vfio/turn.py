@@ -40,6 +40,9 @@ from agent.vfio.state import (
 )
 
 _VFIO_NODES = (NodeRole.VFIO_GROUP, NodeRole.VFIO_CDEV)
+_FREED_BY = {Code.CHANGED: Code.NOT_STRANDED, Code.DEAD: Code.DEAD}
+"""Whose hint says what frees a function that is stranded for these reasons, if no plain recovery:
+where somebody else has put it, it is left but by force."""
 
 
 class Absence(enum.Enum):
@@ -270,7 +273,7 @@ class Turn:
         lost = lost or (known is not None and known.lost)
         found = self.find(state.origin)
         driver = found.driver if isinstance(found, Function) else None
-        code = Code.DEAD if why.code is Code.DEAD else Code.STRANDED
+        code = _FREED_BY.get(why.code, Code.STRANDED)
         why = structs.replace(why, hint=hint_for(code, state.address))
         self.strays[state.address] = Stray(state.origin, why, driver, lost)
 

@@ -377,6 +377,24 @@ def test_a_claim_that_somebody_else_changed_is_lost(
     assert all(chip.override is None for chip in world.chips.values())
 
 
+def test_what_somebody_has_put_on_another_driver_of_the_host_is_recovered_by_force() -> None:
+    """Who is refused is told so: the same again would be refused again."""
+    world = world_of(Chip(GPU, ("xe", "i915")))
+    before = world.state()
+    ask(world, PREPARE)
+    world.chips[GPU].driver, world.chips[GPU].override = "i915", None
+    world.run()
+    assert codes(ask(world, RELEASE)) == [Code.STRANDED]
+    for _ in range(2):
+        (problem,) = ask(world, Recover(GPU)).problems
+        assert "on i915" in problem.sentence
+        assert f"`cdi-agent recover {GPU} --force`" in problem.hint
+        assert world.claims.strays[GPU].problem.hint == problem.hint, "who looks later is told too"
+    assert world.chips[GPU].driver == "i915"
+    assert ask(world, Recover(GPU, force=True)).ok
+    assert world.state() == before
+
+
 def test_what_is_lost_and_back_again_leaves_nothing() -> None:
     """Somebody brought all of it back by hand: the release forgets it."""
     world = world_of()
