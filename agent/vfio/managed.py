@@ -101,7 +101,7 @@ def passed_through(state: bytes, sys: str = "/sys") -> frozenset[Address]:
     parser.StartDoctypeDeclHandler = doctype
     try:
         parser.Parse(state, True)
-    except xml.parsers.expat.ExpatError as error:
+    except (xml.parsers.expat.ExpatError, LookupError) as error:  # LookupError: its encoding
         raise ValueError(f"it is not XML: {error}") from error
     return frozenset(found)
 

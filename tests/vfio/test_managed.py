@@ -104,6 +104,11 @@ BOMB: Final = (
 )
 
 
+def in_code(name: str) -> str:
+    """A state in an encoding that the parser does not have."""
+    return f"<?xml version='1.0' encoding='{name}'?>{STATE}"
+
+
 def large(path: Path) -> None:
     with path.open("wb") as file:
         file.truncate(2**30)
@@ -115,6 +120,9 @@ def large(path: Path) -> None:
         pytest.param(lambda p: p.write_text(""), "not XML", id="empty"),
         pytest.param(lambda p: p.write_text(STATE[:-40]), "not XML", id="torn"),
         pytest.param(lambda p: p.write_bytes(os.urandom(4096)), "not XML", id="binary"),
+        pytest.param(lambda p: p.write_text(in_code("klingon")), "not XML", id="code"),
+        pytest.param(lambda p: p.write_text(in_code("base64")), "not XML", id="no-text"),
+        pytest.param(lambda p: p.write_text(in_code("shift_jis")), "multi-byte", id="multi-byte"),
         pytest.param(lambda p: p.write_text("<a>" * 100_000), "nests too deep", id="deep"),
         pytest.param(lambda p: p.write_text(BOMB), "document type", id="entities"),
         pytest.param(os.mkfifo, "not a regular file", id="fifo"),
