@@ -20,7 +20,7 @@ from agent.cdi.files import file_name
 from agent.cdi.profile import Backend, Naming, Profile, SrIov, Vfio, knows, ordered
 from agent.cdi.render import natural
 from agent.cdi.spec import ContainerEdits, Device, DeviceNode, Kind
-from agent.host.model import NodeRole, is_vfio_driver
+from agent.host.model import NodeRole, is_vfio_driver, normalise_driver
 
 _NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 _ROLES: Final = (NodeRole.CARD, NodeRole.RENDER, NodeRole.ACCEL, NodeRole.MEI)
@@ -274,7 +274,13 @@ def _check_claim(place: str, profile: Profile, other: Profile) -> Iterator[Probl
 
 
 def _check_kinds(place: str, profile: Profile, other: Profile) -> Iterator[Problem]:
-    """Two in one kind must call their devices alike; two kinds must not share a file."""
+    """Two in one kind share names, but no function; two kinds must not share a file."""
+    if profile.own_kind == other.own_kind and _share_functions(profile, other):
+        yield Problem(
+            f"{place}.kind",
+            f"profile {other.name} publishes the same functions in {profile.own_kind} too, where a"
+            " device has one entry: let one profile give all the nodes, or choose another kind",
+        )
     for kind, other_kind in itertools.product(profile.kinds, other.kinds):
         if kind == other_kind:
             if profile.naming is not other.naming:
@@ -288,6 +294,19 @@ def _check_kinds(place: str, profile: Profile, other: Profile) -> Iterator[Probl
                 f"{place}.kind",
                 f"the files of {kind} and {other_kind} have the same name, {file_name(kind)}",
             )
+
+
+def _share_functions(one: Profile, two: Profile) -> bool:
+    """Whether both could publish one function at once: each gives nodes that the other does not."""
+    named = (one.match.drivers, one.drivers, two.match.drivers, two.drivers)
+    drivers = [set(map(normalise_driver, each)) for each in named if each]
+    return (
+        bool(one.nodes and two.nodes)
+        and one.fallback is two.fallback
+        and one.roles.isdisjoint(two.roles)
+        and one.match.overlaps(two.match)
+        and (not drivers or bool(set.intersection(*drivers)))
+    )
 
 
 def _check_unions(placed: Iterable[_Placed], others: Iterable[Profile]) -> Iterator[Problem]:

@@ -200,8 +200,44 @@ def test_two_profiles_that_claim_one_function_equally_are_a_problem(
 
 
 def test_two_profiles_for_different_nodes_of_one_function_are_none() -> None:
-    other = {**GOOD, "name": "other", "nodes": [{"role": "mei"}], "vfio": None}
-    assert merged(GOOD, other)
+    other = {**GOOD, "name": "other", "kind": "mine.test/mei", "vfio": None}
+    assert merged(GOOD, {**other, "nodes": [{"role": "mei"}]})
+
+
+MEI: dict[str, Any] = {**GOOD, "name": "mei", "nodes": [{"role": "mei"}], "vfio": None}
+
+
+@pytest.mark.parametrize("naming", ["machine", "card", "index", "address"])
+def test_two_profiles_that_publish_one_function_in_one_kind_are_a_problem(naming: str) -> None:
+    """It would have two entries of one name, or two names, and neither is an entry of its own."""
+    users = [{**GOOD, "naming": naming}, {**MEI, "naming": naming}]
+    _, problems = merge(users, BUILTIN)
+    assert [each.path for each in problems] == ["[1].kind"]
+    assert "profile mine publishes the same functions in mine.test/gpu" in problems[0].sentence
+
+
+def test_a_profile_that_publishes_a_function_in_the_kind_of_the_programs_is_a_problem() -> None:
+    _, problems = merge([{"name": "intel-gpu-mei", "kind": "intel.com/gpu"}], BUILTIN)
+    assert [each.path for each in problems] == ["[0].kind"]
+    assert "profile intel-gpu publishes" in problems[0].sentence
+
+
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [
+        ({}, {"match": {"vendor": "8086", "devices": ["e211"]}}),
+        ({"drivers": ["xe"]}, {"drivers": ["i915"]}),
+        ({"drivers": ["xe"]}, {"match": {"vendor": "8086", "drivers": ["i915"]}}),
+        ({}, {"nodes": [], "vfio": {}, "match": {"vendor": "8086"}}),
+        ({"fallback": True}, {}),
+        ({}, {"enabled": False}),
+    ],
+    ids=["other devices", "other drivers", "others match", "on VFIO", "fallback", "switched off"],
+)
+def test_two_profiles_of_one_kind_that_never_publish_one_function_both_are_none(
+    one: dict[str, Any], two: dict[str, Any]
+) -> None:
+    assert merged({**GOOD, **one}, {**MEI, **two})
 
 
 def test_two_namings_in_one_kind_are_a_problem() -> None:
