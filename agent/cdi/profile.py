@@ -23,7 +23,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from agent.cdi.spec import ContainerEdits, DeviceNode, Hook, Kind, Mount
-from agent.host.model import Function, NodeRole, normalise_driver
+from agent.host.model import Function, NodeRole, is_vfio_driver, normalise_driver
 from agent.host.settings import DevicePath
 
 HexId = Annotated[
@@ -120,6 +120,11 @@ class Match(_Part, frozen=True, kw_only=True):
             self.vendor is not None,
             len(self.roles),
         )
+
+    @property
+    def reaches_vfio(self) -> bool:
+        """Whether a device that is on a VFIO driver could be meant: one has none of the roles."""
+        return not self.roles and (not self.drivers or any(map(is_vfio_driver, self.drivers)))
 
     def overlaps(self, other: "Match") -> bool:
         """Whether some function could be meant by both."""
@@ -239,7 +244,9 @@ class Profile(_Part, frozen=True, kw_only=True):
     @property
     def vfio_kind(self) -> Kind | None:
         """The kind of its devices on a VFIO driver; None if it publishes none."""
-        return None if self.vfio is None else Kind(self.vfio.kind or f"{self.kind}-vfio")
+        if self.vfio is None or not self.match.reaches_vfio:
+            return None
+        return Kind(self.vfio.kind or f"{self.kind}-vfio")
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
@@ -271,7 +278,7 @@ class Profile(_Part, frozen=True, kw_only=True):
     @property
     def roles(self) -> frozenset[NodeRole]:
         """What no other profile may give of the same function; VFIO counts as a group's node."""
-        vfio = () if self.vfio is None else (NodeRole.VFIO_GROUP,)
+        vfio = () if self.vfio_kind is None else (NodeRole.VFIO_GROUP,)
         return frozenset((*(nodes.role for nodes in self.nodes), *vfio))
 
 

@@ -9,7 +9,7 @@ import pytest
 from agent.cdi.merge import Problem, merge
 from agent.cdi.profile import Match, Naming, Profile, enabled, profiles_of
 from agent.host.model import NodeRole
-from tests.cdi.worlds import BUILTIN, drm, function, node
+from tests.cdi.worlds import BUILTIN, drm, function, node, vfio
 
 GOOD: dict[str, Any] = {
     "name": "mine",
@@ -35,6 +35,19 @@ def test_a_users_profile_for_some_nodes_leaves_the_others_to_the_program() -> No
     users = {**GOOD, "nodes": [{"role": "mei"}], "vfio": None}
     found = profiles_of(function(nodes=(*drm(0), node(NodeRole.MEI, 0))), merged(users))
     assert [each.name for each in found] == ["mine", "intel-gpu"]
+
+
+@pytest.mark.parametrize("narrow", [{"roles": ["mei"]}, {"drivers": ["xe"]}], ids=["roles", "own"])
+def test_a_profile_that_recognises_nothing_on_vfio_takes_that_from_no_other(
+    narrow: dict[str, Any],
+) -> None:
+    """Its ``vfio`` has the default: nobody who writes such a profile thinks of that."""
+    match = {"vendor": "8086", "classes": ["03"], **narrow}
+    profiles = merged({**GOOD, "match": match, "nodes": [{"role": "mei"}]})
+    found = profiles_of(function(nodes=(*drm(0), node(NodeRole.MEI, 0))), profiles)
+    assert [each.name for each in found] == ["mine", "intel-gpu"]
+    assert [each.name for each in profiles_of(vfio(), profiles)] == ["intel-gpu"]
+    assert found[0].kinds == (found[0].own_kind,)
 
 
 def test_the_name_of_a_profile_of_the_program_changes_that_one_and_keeps_the_rest_of_it() -> None:
