@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from msgspec import structs
 
 from agent.host.model import Address, Function
-from agent.vfio.checks import find_holders, find_no_means
+from agent.vfio.checks import find_holders, find_no_means, managed
 from agent.vfio.drive import drive, hung, is_busy, no_means, rests, set_asked
 from agent.vfio.model import Inspection, Move
 from agent.vfio.moves import Override, goal_back, is_back
@@ -180,6 +180,7 @@ def checking_recovery(turn: Turn, claim: Claim) -> Claim | None:
     if claim.inspection.unasked and not claim.dry_run:
         return _unasked(turn, claim, claim.inspection)
     if not claim.force:
+        obstacle = obstacle or _taken_over(turn, claim, claim.inspection)
         obstacle = obstacle or _in_the_way(turn, claim, claim.inspection)
         obstacle = obstacle or _dead_as_it_is(turn, claim, claim.inspection)
     if claim.dry_run:
@@ -243,18 +244,20 @@ def _ask(
         claim,
         (state.address for state in states),
         used=(state.address for state in used),
-        drivers=(s.origin.driver for s in goes if s.origin.driver and not _has_arrived(turn, s)),
+        drivers=(
+            each.origin.driver
+            for each in goes
+            if each.origin.known and each.origin.driver and _is_away(turn, each)
+        ),
         alive=alive,
     )
     return structs.replace(claim, looks=claim.looks + 1)
 
 
-def _has_arrived(turn: Turn, state: FunctionState) -> bool:
-    """Whether a function needs no driver any more; one of unknown origin wants none by name."""
+def _is_away(turn: Turn, state: FunctionState) -> bool:
+    """Whether a function is there, and not on the driver that it came from."""
     function = turn.find(state.origin)
-    if not state.origin.known or not isinstance(function, Function):
-        return True
-    return is_back(function, state.origin)
+    return isinstance(function, Function) and not is_back(function, state.origin)
 
 
 def _later(turn: Turn, claim: Claim, seconds: float) -> Claim:
@@ -298,6 +301,15 @@ def _in_the_way(turn: Turn, claim: Claim, inspection: Inspection) -> Problem | N
             return problem(Code.ACTIVE_VFS, f"{state.address} has VFs, which would vanish")
     found = (*find_no_means(inspection), *find_holders(inspection))
     return next(iter(found), None) if states else None
+
+
+def _taken_over(turn: Turn, claim: Claim, inspection: Inspection) -> Problem | None:
+    """Who else moves what is not where it belongs: he may want it where it is."""
+    managers = dict(inspection.managed)
+    for state in claim.functions:
+        if state.address in managers and _is_away(turn, state):
+            return managed(state.address, managers[state.address])
+    return None
 
 
 def _with_overrides(claim: Claim, inspection: Inspection) -> Claim:

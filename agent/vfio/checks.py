@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from agent.host.model import HoldMode, NodeRole, is_vfio_driver, normalise_driver
+from agent.host.model import Address, HoldMode, NodeRole, is_vfio_driver, normalise_driver
 from agent.vfio.case import Case, is_ignored
 from agent.vfio.group import in_the_way, members
 from agent.vfio.model import RECOVERY, Inspection, Prepare
@@ -279,7 +279,12 @@ def _for_others(case: Case) -> Iterator[Problem]:
 def _managed(case: Case) -> Iterator[Problem]:
     if case.inspection is not None:
         for address, manager in case.inspection.managed:
-            yield problem(Code.MANAGED, f"{address} is managed by {manager}")
+            yield managed(address, manager)
+
+
+def managed(address: Address, manager: str) -> Problem:
+    """Say who else moves a function."""
+    return problem(Code.MANAGED, f"{address} is managed by {manager}")
 
 
 def _override_unknown(case: Case) -> Iterator[Problem]:

@@ -395,6 +395,39 @@ def test_what_somebody_has_put_on_another_driver_of_the_host_is_recovered_by_for
     assert world.state() == before
 
 
+def test_what_driverctl_has_taken_over_meanwhile_is_recovered_by_force_alone() -> None:
+    """Two programs must not move one device: nor does a start, for which nobody has asked."""
+    world = world_of(Chip(GPU))
+    before = world.state()
+    ask(world, PREPARE)
+    world.faults.append((lambda write: write.step is Step.PROBE, does_nothing))
+    assert codes(ask(world, RELEASE)) == [Code.STRANDED]
+    world.faults.clear()
+    world.chips[GPU].driver = world.chips[GPU].override = "vfio-pci"
+    world.managed = {GPU: "driverctl"}
+    world.start()
+    world.run()
+    for _ in range(2):
+        (problem,) = ask(world, Recover(GPU)).problems
+        assert "is managed by driverctl" in problem.sentence
+        assert world.state() == {GPU: ("vfio-pci", "vfio-pci")}
+        assert world.stranded == {GPU}
+    assert ask(world, Recover(GPU, force=True)).ok
+    assert world.state() == before
+
+
+def test_what_driverctl_has_brought_back_is_stranded_no_more() -> None:
+    world = world_of(Chip(GPU))
+    ask(world, PREPARE)
+    world.faults.append((lambda write: write.step is Step.PROBE, does_nothing))
+    assert codes(ask(world, RELEASE)) == [Code.STRANDED]
+    world.chips[GPU].driver = world.chips[GPU].override = "xe"
+    world.managed = {GPU: "driverctl"}
+    world.run()
+    assert not world.stranded
+    assert world.chips[GPU].driver == "xe"
+
+
 def test_what_is_lost_and_back_again_leaves_nothing() -> None:
     """Somebody brought all of it back by hand: the release forgets it."""
     world = world_of()
