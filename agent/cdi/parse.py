@@ -125,11 +125,21 @@ class _File(_Wire):
         return Spec(Kind(self.kind), tuple(devices), tuple(self.annotations.items()))
 
 
+_MAX_DIGITS: Final = 18
+"""No number of ours has more than ten; of more than 4300, Python's ``int`` makes an error."""
+
+
 def _typed(value: Tree) -> object:
-    """Give scalars their types; the value has no alias, so its depth bounds the recursion."""
+    """Give scalars their types; the value has no alias, so its depth bounds the recursion.
+
+    Raises:
+        UnreadableError: A number is too long.
+    """
     match value:
         case Scalar():
             is_number = value.plain and value.text.isdecimal() and value.text.isascii()
+            if is_number and len(value.text) > _MAX_DIGITS:
+                raise UnreadableError(f"a number has more than {_MAX_DIGITS} digits")
             return int(value.text) if is_number else value.text
         case list():
             return [_typed(each) for each in value]

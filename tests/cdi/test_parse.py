@@ -142,6 +142,7 @@ def test_a_damaged_file_of_ours_is_valid_or_refused(place: int, damage: bytes) -
         OURS + b"---\nkind: x\n",
         OURS.replace(b'name: "gpu0"', b'name: &a "gpu0"'),
         OURS.replace(b'name: "gpu0"', b"name: 7"),
+        OURS.replace(b'name: "gpu0"', b"name: " + b"7" * 5000),
     ],
 )
 def test_a_file_of_ours_that_somebody_changed_is_refused(content: bytes) -> None:
