@@ -10,7 +10,14 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from agent.host.model import Address, HoldMode, NodeRole, is_vfio_driver, normalise_driver
+from agent.host.model import (
+    Address,
+    HoldMode,
+    Inventory,
+    NodeRole,
+    is_vfio_driver,
+    normalise_driver,
+)
 from agent.vfio.case import Case, is_ignored
 from agent.vfio.group import in_the_way, members
 from agent.vfio.model import RECOVERY, Inspection, Prepare
@@ -58,9 +65,7 @@ def _unknown(case: Case) -> Iterator[Problem]:
     for address in (*case.request.devices, *case.request.named):
         function = inventory.functions.get(address)
         if function is None:
-            reason = inventory.dropped.get(address)
-            what = f"could not be read: {reason}" if reason else "does not exist"
-            yield problem(Code.UNKNOWN_DEVICE, f"{address} {what}")
+            yield missing(address, inventory)
         elif function.is_bridge:
             yield problem(Code.UNKNOWN_DEVICE, f"{address} is a bridge")
         elif address in case.request.devices:
@@ -68,6 +73,13 @@ def _unknown(case: Case) -> Iterator[Problem]:
             if reason := case.rules.unpublishable(function, mode):
                 what = f"{address} cannot be published in mode {mode}: {reason}"
                 yield problem(Code.UNKNOWN_DEVICE, what)
+
+
+def missing(address: Address, inventory: Inventory) -> Problem:
+    """Say of a function that the look does not have whether it is there at all."""
+    reason = inventory.dropped.get(address)
+    what = f"could not be read: {reason}" if reason else "does not exist"
+    return problem(Code.UNKNOWN_DEVICE, f"{address} {what}")
 
 
 def _ignored(case: Case) -> Iterator[Problem]:

@@ -9,7 +9,7 @@ from msgspec import structs
 from agent.host.model import Function, HoldMode, Inventory
 from agent.vfio.backward import turn_back
 from agent.vfio.case import Case, Chosen, choose
-from agent.vfio.checks import find_by_look, find_nonsense
+from agent.vfio.checks import find_by_look, find_nonsense, missing
 from agent.vfio.group import companions
 from agent.vfio.model import (
     ANY_DRIVER,
@@ -220,7 +220,7 @@ def _recover(turn: Turn, ticket: int, order: Recover) -> None:
     stray = turn.strays.get(address)
     holder = turn.claims.claim_of(address)
     if function is None:
-        turn.answer(ticket, key, problem(Code.UNKNOWN_DEVICE, f"{address} does not exist"))
+        turn.answer(ticket, key, missing(address, turn.seen.inventory))
     elif running is not None and not order.dry_run:
         running = turn.wait(running, ticket, Wants.GONE)
         turn.live[key] = structs.replace(running, force=running.force or order.force)

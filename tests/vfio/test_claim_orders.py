@@ -428,6 +428,16 @@ def test_what_driverctl_has_brought_back_is_stranded_no_more() -> None:
     assert world.chips[GPU].driver == "xe"
 
 
+def test_who_recovers_what_cannot_be_read_is_not_told_that_it_does_not_exist() -> None:
+    world = world_of(Chip(GPU))
+    world.unread.add(GPU)
+    (problem,) = ask(world, Recover(GPU)).problems
+    assert problem.code is Code.UNKNOWN_DEVICE
+    assert problem.sentence == f"{GPU} could not be read: it changes all the time"
+    (problem,) = ask(world, Recover(OTHER_GPU)).problems
+    assert problem.sentence == f"{OTHER_GPU} does not exist"
+
+
 def test_what_is_lost_and_back_again_leaves_nothing() -> None:
     """Somebody brought all of it back by hand: the release forgets it."""
     world = world_of()
