@@ -239,7 +239,11 @@ def _age(seconds: float) -> str:
 @config_option
 @output_option
 @click.option("--dry-run", is_flag=True, help="Say what would be moved.")
-@click.option("--force", is_flag=True, help="Even if it is in use, or was not moved by this agent.")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Even if it is in use, another program moves it, or this agent did not move it.",
+)
 def recover(
     address: str, config_path: Path | None, output: str, *, dry_run: bool, force: bool
 ) -> None:

@@ -90,7 +90,8 @@ class Recover(msgspec.Struct, frozen=True):
     address: Address
     client: str = ""
     force: bool = False
-    """Even while a process holds a node of it open, and even if this agent did not move it."""
+    """Even while a process holds a node of it open, if driverctl or libvirt manages it, if somebody
+    else has put it on another driver, and if this agent did not move it."""
     dry_run: bool = False
     """Run the checks, change nothing, and answer with what would be moved."""
 
