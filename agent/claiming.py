@@ -22,6 +22,7 @@ from agent.reconcile.messages import Finished, Inbox
 from agent.vfio.journal import Journal, boot_id
 from agent.vfio.model import Answer, Order, Prepare
 from agent.vfio.owners import owners_gone
+from agent.vfio.problems import Code
 from agent.vfio.roots import Roots, Timeouts
 from agent.vfio.settings import AssignSettings
 from agent.vfio.worker import WRITER, Worker
@@ -136,7 +137,7 @@ class Claiming:
             due = [e for e in wanted() if e not in done and due_at.get(e, now) <= now]
             answers = await asyncio.gather(*(submit(_order(entry)) for entry in due))
             for entry, answer in zip(due, answers, strict=True):
-                if answer.ok:
+                if answer.ok or answer.problems[0].code is Code.CANCELLED:  # by its release
                     done.add(entry)
                     due_at.pop(entry, None)
                     continue

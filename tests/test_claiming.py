@@ -150,6 +150,24 @@ async def test_what_has_been_claimed_once_is_not_claimed_again(assigning: Assign
     assert assigning.orders.empty()
 
 
+async def test_what_somebody_releases_before_it_is_in_force_stays_released(
+    assigning: Assigning, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claiming, "ASSIGN_AGAIN", 0.0)
+    assigning.wanted = (ONE,)
+    assigning.ready.set()
+    with capture_logs() as logs:
+        order, reply = await asyncio.wait_for(assigning.orders.get(), 10)
+        cancelled = Problem(Code.CANCELLED, "claim one was released before it was in force")
+        reply.set_result(Answer(1, order.id, problems=(cancelled,)))
+        await asyncio.sleep(0)
+        assigning.wanted = (ONE, TWO)
+        assigning.parts.assign_again.set()
+        assert (await assigning.asked())[0].id == "two"
+    assert assigning.orders.empty()
+    assert logs == []
+
+
 async def test_what_could_not_be_moved_too_often_is_left_alone_until_a_reload(
     assigning: Assigning, monkeypatch: pytest.MonkeyPatch
 ) -> None:
