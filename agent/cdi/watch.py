@@ -111,7 +111,8 @@ class SpecWatch:
         self._sleep = sleep
         self._later = later
         self._inotify: _Inotify | None = None
-        self._watches: dict[int, tuple[str, _Identity]] = {}
+        self._watches: dict[int, tuple[tuple[str, ...], _Identity]] = {}
+        """The paths that lead to each directory that is watched, and which one it is."""
         self._stale = asyncio.Event()
         self._unheard: float | None = None
         """When the latest change was that nobody was told of."""
@@ -122,7 +123,7 @@ class SpecWatch:
     @property
     def watched(self) -> frozenset[str]:
         """The directories in which nothing goes unnoticed at present."""
-        return frozenset(path for path, _ in tuple(self._watches.values()))
+        return frozenset(path for paths, _ in tuple(self._watches.values()) for path in paths)
 
     def follow(self, directories: Iterable[str]) -> None:
         """Watch these directories instead."""
@@ -180,8 +181,11 @@ class SpecWatch:
 
     def _renew(self, inotify: _Inotify, wanted: Sequence[str]) -> bool:
         """Bring the watches up to date, in a thread; whether something is watched anew."""
-        for wd, (path, known) in tuple(self._watches.items()):
-            if path not in wanted or _identity(path) != known:
+        for wd, (paths, known) in tuple(self._watches.items()):
+            kept = tuple(path for path in paths if path in wanted and _identity(path) == known)
+            if kept and kept != paths:
+                self._watches[wd] = (kept, known)
+            elif not kept:
                 self._watches.pop(wd, None)
                 with contextlib.suppress(OSError):
                     inotify.rm_watch(wd)
@@ -196,8 +200,9 @@ class SpecWatch:
                 continue
             self._said = {said for said in self._said if said[0] != path}
             # Another path to the same directory has the same watch, and is watched by it.
-            anew |= wd not in self._watches
-            self._watches[wd] = (path, identity)
+            others = self._watches.get(wd)
+            anew |= others is None
+            self._watches[wd] = ((path,) if others is None else (*others[0], path), identity)
         return anew
 
     def _readable(self, inotify: _Inotify) -> None:

@@ -169,12 +169,15 @@ async def test_two_names_of_one_directory_are_one(tmp_path: Path) -> None:
     """As ``/var/run`` is a link to ``/run``: a change is told once, and nothing for ever."""
     watched = Watched(tmp_path)
     (tmp_path / "link").symlink_to(tmp_path)
-    watched.watch.follow([str(watched.own), str(tmp_path / "link" / "own")])
+    names = [str(watched.own), str(tmp_path / "link" / "own")]
+    watched.watch.follow(names)
     await asyncio.to_thread(watched.watch.open)
     running = asyncio.create_task(watched.watch.run())
+    assert watched.watch.watched == set(names)
     assert await watched.count(replace(watched.file)) == 1
     watched.watch.renew()
     assert await watched.count(replace(watched.file)) == 1
+    assert watched.watch.watched == set(names)
     running.cancel()
     await asyncio.wait([running])
 
