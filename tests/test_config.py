@@ -343,6 +343,22 @@ FAULTS: list[tuple[str, str, list[str]]] = [
         ],
     ),
     (
+        "assigned-as-nobody-can-claim",
+        (
+            "vfio:\n  assign:\n  - {id: 'recover:vm', devices: ['0000:03:00.0']}\n"
+            "  - {id: a, devices: ['0000:04:00.0'], mode: drm, named: ['0000:04:00.1']}\n"
+            "  - {id: b, devices: ['0000:05:00.0'], mode: drm, driver: vfio-pci}\n"
+        ),
+        [
+            "line 3: vfio.assign[0]: a claim cannot be called 'recover:vm'",
+            "line 4: vfio.assign[1]: a claim in mode drm moves no other function along",
+            (
+                "line 5: vfio.assign[2]: vfio-pci is a VFIO driver, and mode drm takes a device off"
+                " VFIO"
+            ),
+        ],
+    ),
+    (
         "assigned-and-ignored",
         (
             "cdi: {ignore: ['03:00.0', '0000:03:00.1']}\nvfio:\n  assign:\n"

@@ -28,10 +28,12 @@ from agent.control.settings import ControlSettings, MetricsSettings
 from agent.errors import ConfigError
 from agent.host import document
 from agent.host.files import read_regular
-from agent.host.model import Address, parse_address
+from agent.host.model import Address, HoldMode, parse_address
 from agent.host.settings import AbsolutePath, HostSettings, normalise
 from agent.observe.settings import LogSettings
 from agent.reconcile.settings import ReconcileSettings
+from agent.vfio.checks import find_nonsense
+from agent.vfio.model import Prepare
 from agent.vfio.settings import VfioSettings
 
 DEFAULT_PATH: Final = Path("/etc/cdi-agent/config.yaml")
@@ -196,6 +198,15 @@ def _assignments(vfio: VfioSettings, ignored: frozenset[str]) -> Iterator[_Sente
     devices: dict[Address, str] = {}
     for number, claim in enumerate(vfio.assign):
         place = f"vfio.assign[{number}]"
+        order = Prepare(
+            claim.id,
+            HoldMode(claim.mode),
+            tuple(map(parse_address, claim.devices)),
+            named=tuple(map(parse_address, claim.named)),
+            driver=claim.driver,
+        )
+        for problem in find_nonsense(order):
+            yield {place: problem.sentence}
         if (first := ids.setdefault(claim.id, place)) != place:
             yield {f"{place}.id": f"{first} has the id {claim.id!r} too"}
         for key in ("devices", "named"):
