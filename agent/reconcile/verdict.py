@@ -19,7 +19,7 @@ from msgspec import structs
 
 from agent.cdi.desired import Desired, Offer, Reason
 from agent.cdi.entry import Case, case_of
-from agent.cdi.files import Disk
+from agent.cdi.files import PREFIX, Disk
 from agent.cdi.profile import Naming, Profile, profiles_of
 from agent.cdi.sheet import Sheet
 from agent.cdi.spec import Device, Kind
@@ -178,10 +178,12 @@ def judge(situation: Situation, stuck: frozenset[str] = frozenset()) -> Verdicts
         verdict = _readiness(situation, offer)
         path = situation.path_of[offer.kind]
         if path in occupied:
-            verdict = _foreign(situation, verdict, path, Reason.FOREIGN_FILE, _occupied(path))
+            verdict = Verdict(reason=Reason.FOREIGN_FILE, detail=_occupied(path))
         elif (other := doubled.get((offer.kind, offer.device.name))) is not None:
             detail = _doubled(other, offer.kind, offer.device.name)
-            verdict = _foreign(situation, verdict, other, Reason.FOREIGN_DUPLICATE, detail)
+            may_adopt = verdict.reason is None and _is_adopted(other, situation.layout)
+            adopt = other if may_adopt else None
+            verdict = Verdict(reason=Reason.FOREIGN_DUPLICATE, detail=detail, adopt=adopt)
         elif verdict.ready and offer.device.paths & stuck:
             detail = "an old entry with one of its nodes could not be withdrawn yet"
             verdict = Verdict(reason=Reason.BLOCKED, detail=detail)
@@ -203,8 +205,6 @@ def foreign_obstacle(
         profiles: In order of precedence.
         layout: Which file is whose.
     """
-    if layout.adopt:
-        return None  # what stands in the way is set aside
     driver = "vfio-pci" if mode is HoldMode.VFIO else None
     moved = structs.replace(function, driver=driver, has_vfio_dev=False)
     cases = [
@@ -212,16 +212,19 @@ def foreign_obstacle(
         for profile in profiles_of(function, profiles)
         if (profile.vfio_kind if mode is HoldMode.VFIO else profile.nodes)
     ]
-    found = [_foreign_file(case, disk, layout.path(case.kind)) for case in cases]
+    found = [_foreign_file(case, disk, layout) for case in cases]
     return next(iter(found), None) if all(found) else None
 
 
-def _foreign_file(case: Case, disk: Disk, path: str) -> str | None:
-    """The foreign file that stands in the way of an entry, and how."""
+def _foreign_file(case: Case, disk: Disk, layout: Layout) -> str | None:
+    """The foreign file that stands in the way of an entry, and how; not one that is set aside."""
+    path = layout.path(case.kind)
     is_named = case.on_vfio or case.profile.naming is not Naming.CARD
     for file in disk.foreign:
         if file.path == path:
             return _occupied(path)
+        if _is_adopted(file.path, layout):
+            continue
         if is_named and file.same_directory and file.kind == case.kind and case.name in file.names:
             return _doubled(file.path, case.kind, case.name)
     return None
@@ -235,12 +238,9 @@ def _doubled(path: str, kind: Kind, name: str | None) -> str:
     return f"{path} defines {kind}={name} too"
 
 
-def _foreign(
-    situation: Situation, verdict: Verdict, path: str, reason: Reason, detail: str
-) -> Verdict:
-    """The verdict on an offer that would be published, were there not this foreign file."""
-    may_adopt = situation.layout.adopt and verdict.reason is None
-    return Verdict(reason=reason, detail=detail, adopt=path if may_adopt else None)
+def _is_adopted(path: str, layout: Layout) -> bool:
+    """Whether a foreign file is set aside if it is in the way: none that has a name of ours is."""
+    return layout.adopt and not path.rpartition("/")[2].startswith(PREFIX)
 
 
 def _readiness(situation: Situation, offer: Offer) -> Verdict:

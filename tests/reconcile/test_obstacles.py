@@ -3,6 +3,7 @@
 from typing import Final
 
 import pytest
+from msgspec import structs
 
 from agent.cdi.files import Disk, ForeignFile
 from agent.cdi.profile import Naming, Profile
@@ -74,6 +75,12 @@ def test_what_is_not_in_the_way_keeps_nothing_from_being_claimed(foreign: Foreig
 
 def test_what_is_adopted_is_not_in_the_way() -> None:
     assert obstacle(other(VFIO, NAME), adopt=True) is None
+
+
+def test_what_is_named_as_ours_is_not_adopted_and_stays_in_the_way() -> None:
+    ours = structs.replace(other(VFIO, NAME), path="/cdi/cdi-agent_other.yaml")
+    assert obstacle(at_place_of(VFIO), adopt=True) is not None
+    assert obstacle(ours, adopt=True) is not None
 
 
 def test_a_name_that_comes_with_the_nodes_is_not_guessed() -> None:

@@ -251,6 +251,24 @@ class TestForeign:
         assert result.actions == ()
         assert reasons(result) == {"a": Reason.FOREIGN_FILE}
 
+    @pytest.mark.parametrize(
+        "foreign",
+        [
+            ForeignFile(GPU_FILE, None, problem="not YAML"),
+            ForeignFile("/cdi/cdi-agent_x.yaml", GPU, frozenset({"a"})),
+        ],
+        ids=["at our place", "with our prefix"],
+    )
+    def test_a_foreign_file_named_as_ours_is_never_adopted(self, foreign: ForeignFile) -> None:
+        """The store would not rename it, and the service be unwell for as long as it is there."""
+        layout = structs.replace(LAYOUT, adopt=True)
+        memory = decide(desired(offer(A, 0)), layout=layout).memory
+        result = decide(
+            desired(offer(A, 0)), disk(foreign=(foreign,)), memory, now=101.0, layout=layout
+        )
+        assert result.actions == ()
+        assert "a" in reasons(result)
+
     def test_our_definition_returns_when_the_foreign_one_goes(self) -> None:
         foreign = ForeignFile("/cdi/vendor.yaml", GPU, frozenset({"a"}))
         memory = decide(desired(offer(A, 0)), disk(foreign=(foreign,))).memory
