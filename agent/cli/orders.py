@@ -64,7 +64,8 @@ def _ask(config_path: Path | None, method: str, route: str, body: object = None)
 
 
 def _quoted(text: str) -> str:
-    return urllib.parse.quote(text, safe="")
+    # What is no text goes as the bytes that were typed, for the agent to refuse.
+    return urllib.parse.quote(text, safe="", errors="surrogateescape")
 
 
 # --- claims ---------------------------------------------------------------------------------------

@@ -60,7 +60,8 @@ def call(path: str, method: str, route: str, body: object = None) -> tuple[int, 
     try:
         connection.connect()
         is_connected = True
-        connection.request(method, route, None if body is None else json.dumps(body))
+        content = None if body is None else json.dumps(body, ensure_ascii=False)
+        connection.request(method, route, content and content.encode("utf-8", "replace"))
         response = connection.getresponse()
         document = json.loads(response.read())
     except PermissionError as error:

@@ -256,6 +256,25 @@ def test_who_may_not_open_the_socket_is_told_so_and_not_that_there_is_no_agent(
     ]
 
 
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (("release", "\udcff"), "a claim's id has 1 to 127 letters"),
+        (("claim", "vm", "\udcff"), "devices[0] must be a PCI address"),
+        (("claim", "vm", A, "--driver", "\udcff"), "driver must be the name of a driver"),
+        (("explain", "\udcff"), "is not a PCI address"),
+        (("recover", "\udcff"), "is not a PCI address"),
+    ],
+)
+def test_what_is_no_text_is_refused_as_any_other_word(
+    run: Run, argv: tuple[str, ...], said: str
+) -> None:
+    """A byte that is none of UTF-8: a slip of the hand on the command line."""
+    code, out, err = run(*argv)
+    assert (code, out) == (ExitCode.FAILURE, "")
+    assert said in err
+
+
 def test_without_an_agent_one_sentence_and_a_hint(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
