@@ -20,6 +20,10 @@ def test_every_such_key_exists() -> None:
         ("cdi: {directory: /run/other}\nreconcile: {resync: 1m}", []),
         ("state_directory: /run/other", ["state_directory"]),
         ("log: {level: debug, format: json}", ["log.format", "log.level"]),
+        (
+            "host: {sys: /h/sys, dev: /h/dev, run: /h/run, proc: /h/proc, extra_nodes: [/dev/x]}",
+            ["host.dev", "host.proc", "host.run", "host.sys"],  # claims have them from the start
+        ),
         ("host: {receive_buffer: 65536, static_dev: true}", ["host.receive_buffer"]),
         (
             "metrics: {listen: null}\nreconcile: {queue_size: 99}",

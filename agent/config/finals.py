@@ -11,7 +11,7 @@ from agent.observe.settings import LogSettings
 
 FINAL_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "": ("state_directory",),
-    "host": ("receive_buffer",),
+    "host": ("sys", "dev", "run", "proc", "receive_buffer"),
     "reconcile": ("queue_size",),
     "log": LogSettings.__struct_fields__,
     "metrics": MetricsSettings.__struct_fields__,
