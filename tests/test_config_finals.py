@@ -5,6 +5,7 @@ import pytest
 
 from agent.config import Config, parse
 from agent.config.finals import FINAL_KEYS, keep_finals
+from agent.errors import ConfigError
 
 
 def test_every_such_key_exists() -> None:
@@ -46,3 +47,10 @@ def test_the_rest_of_a_section_is_taken() -> None:
     assert kept == msgspec.structs.replace(
         Config(), host=msgspec.structs.replace(Config().host, static_dev=True)
     )
+
+
+def test_what_contradicts_a_value_that_stays_is_refused() -> None:
+    """Else the record of what is ours would lie among the specs."""
+    new = parse("state_directory: /run/other\ncdi: {directory: /var/lib/cdi-agent}")
+    with pytest.raises(ConfigError, match="must be another path than state_directory"):
+        keep_finals(Config(), new)

@@ -122,6 +122,18 @@ def parse(content: str | bytes, source: str = "the configuration") -> Config:
     return config
 
 
+def require_agreement(config: Config) -> None:
+    """Refuse settings that are right one by one and cannot hold together.
+
+    Raises:
+        ConfigError: There are some.
+    """
+    found = [list(sentences.items())[-1] for sentences in _contradictions(config)]
+    if found:
+        faults = [Fault(key, None, text) for key, text in found]
+        raise _refusal("the configuration, with what only a restart changes as it was,", faults)
+
+
 def profiles(config: Config) -> tuple[Profile, ...]:
     """The profiles that hold, in order of precedence: the configuration's, then our own."""
     return merge(config.cdi.profiles, _builtin())[0]

@@ -5,7 +5,7 @@ from typing import Final
 
 import msgspec
 
-from agent.config import Config
+from agent.config import Config, require_agreement
 from agent.control.settings import ControlSettings, MetricsSettings
 from agent.observe.settings import LogSettings
 
@@ -22,7 +22,11 @@ FINAL_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def keep_finals(old: Config, new: Config) -> tuple[Config, list[str]]:
-    """Give a new configuration the old one's values of `FINAL_KEYS`; which of them it changed."""
+    """Give a new configuration the old one's values of `FINAL_KEYS`; which of them it changed.
+
+    Raises:
+        ConfigError: With those values it contradicts itself.
+    """
     changed = []
     for section, keys in FINAL_KEYS.items():
         before, after = (getattr(config, section) if section else config for config in (old, new))
@@ -32,4 +36,5 @@ def keep_finals(old: Config, new: Config) -> tuple[Config, list[str]]:
         ]
         after = msgspec.structs.replace(after, **kept)
         new = msgspec.structs.replace(new, **{section: after}) if section else after
+    require_agreement(new)
     return new, sorted(changed)
