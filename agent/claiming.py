@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapp
 from typing import Final
 
 import structlog
+from msgspec import structs
 
 from agent.compose import claim_rules
 from agent.config import Config
@@ -20,9 +21,9 @@ from agent.host.model import HoldMode, parse_address
 from agent.reconcile.desk import Desk
 from agent.reconcile.messages import Finished, Inbox
 from agent.vfio.journal import Journal, boot_id
-from agent.vfio.model import Answer, Order, Prepare
+from agent.vfio.model import RECOVERY, Answer, Order, Prepare, Recover
 from agent.vfio.owners import owners_gone
-from agent.vfio.problems import Code
+from agent.vfio.problems import Code, problem
 from agent.vfio.roots import Roots, Timeouts
 from agent.vfio.settings import AssignSettings
 from agent.vfio.worker import WRITER, Worker
@@ -66,6 +67,7 @@ class Claiming:
         writer: Sequence[str] = WRITER,
     ) -> None:
         self.desk: Desk | None = None
+        self._lacks: AgentError | None = None
         self.assign_again = asyncio.Event()
         """Set when the configuration has changed."""
         self._worker: Worker | None = None
@@ -77,6 +79,7 @@ class Claiming:
             found = journal.load()
         except AgentError as error:
             _log.error("no-claims", problem=error.sentence, hint=error.hint)
+            self._lacks = error
             return
         if found.problem:
             _log.error("journal-unusable", problem=found.problem, path=found.set_aside)
@@ -106,6 +109,14 @@ class Claiming:
     def root_tasks(self) -> Mapping[str, Coroutine[object, object, object]]:
         """What has to run beside the reconciler, by name."""
         return {} if self._worker is None else {"worker": self._worker.run()}
+
+    def refusal(self, order: Order) -> Answer | None:
+        """The answer to every order where nothing can be claimed; None where something can."""
+        if self._lacks is None:
+            return None
+        name = f"{RECOVERY}{order.address}" if isinstance(order, Recover) else order.id
+        why = problem(Code.JOURNAL_FAILED, f"nothing can be claimed: {self._lacks.sentence}")
+        return Answer(0, name, problems=(structs.replace(why, hint=self._lacks.hint or ""),))
 
     async def assign(
         self,

@@ -226,7 +226,7 @@ class Daemon:
                 lambda: self._config.vfio.assign,
                 self._reconciler.ready,
             )
-            tasks.update(self._control())
+        tasks.update(self._control())
         return tasks
 
     def _control(self) -> dict[str, Coroutine[object, object, object]]:
@@ -255,7 +255,7 @@ class Daemon:
 
     async def submit(self, order: Order) -> Answer:
         """Ask for a claim, its end, or a stranded device back."""
-        return await self._reconciler.submit(order)
+        return self._claiming.refusal(order) or await self._reconciler.submit(order)
 
     async def pause(self, *, paused: bool) -> None:
         """Let no claim begin to move a device, or let them again; returns when it is so."""

@@ -64,7 +64,7 @@ class Code(enum.StrEnum):
     PAUSED = "paused"
     """An administrator lets no claim begin to move a device."""
     JOURNAL_FAILED = "journal-failed"
-    """What must be on disk before a device is touched could not be written."""
+    """What must be on disk before a device is touched could not be written, or not be believed."""
     WITHDRAW_FAILED = "withdraw-failed"
     """Its entry could not be taken out of its spec."""
     SPECS_UNKNOWN = "specs-unknown"

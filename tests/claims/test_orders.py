@@ -269,6 +269,22 @@ def test_the_display_of_the_console(make_host: MakeHost) -> None:
         assert host.world() == free
 
 
+def test_where_nothing_can_be_claimed_whoever_asks_is_told_so_and_why(make_host: MakeHost) -> None:
+    """And so on a socket that systemd keeps open, too: nobody waits there in vain."""
+    with ONE.make(make_host) as host:
+        host.environ["CDI_AGENT_BOOT_ID"] = "today"
+        host.start()
+        for _ in range(2):
+            for answer in (host.prepare("vm", B50), host.release("vm"), host.recover(B50)):
+                (problem,) = answer["problems"]
+                assert problem["code"] == "journal-failed"
+                assert "which boot this is" in problem["sentence"]
+                assert "CDI_AGENT_BOOT_ID" in problem["hint"]
+        assert host.claims()["claims"] == []
+        assert "intel.com/gpu" in host.published()
+        assert host.kernel.driver_of(B50) == "xe"
+
+
 def test_a_host_without_an_iommu(make_host: MakeHost) -> None:
     with make_host(*arc_b50(), features=Features(iommu=False, drivers=DRIVERS)) as host:
         host.start()
