@@ -12,7 +12,7 @@ from agent import claiming, config
 from agent.claiming import ASSIGNER, Claiming
 from agent.host.model import Address, HoldMode
 from agent.reconcile.messages import Inbox
-from agent.vfio.model import Answer, Order, Prepare
+from agent.vfio.model import Answer, Order, Prepare, Recover, Release
 from agent.vfio.problems import Code, Problem
 from agent.vfio.settings import AssignSettings
 from agent.vfio.state import Cooling
@@ -33,6 +33,7 @@ def settings(state: Path) -> config.Config:
 def test_with_a_boot_and_a_journal_devices_are_claimed(tmp_path: Path) -> None:
     parts = Claiming(settings(tmp_path / "state"), Inbox(), dict(BOOT))
     assert parts.desk is not None
+    assert parts.refusal(Release("vm")) is None
     tasks = parts.root_tasks()
     assert tasks.keys() == {"worker"}
     tasks["worker"].close()
@@ -48,6 +49,14 @@ def test_without_a_boot_nothing_is_claimed_and_that_is_said(tmp_path: Path) -> N
     (said,) = logs
     assert (said["event"], said["log_level"]) == ("no-claims", "error")
     assert "which boot" in said["problem"]
+    for order, name in ((Release("vm"), "vm"), (Recover(Address("0000:03:00.0")), "recover:0000")):
+        answer = parts.refusal(order)
+        assert answer is not None
+        assert answer.claim.startswith(name)
+        (problem,) = answer.problems
+        assert problem.code is Code.JOURNAL_FAILED
+        assert said["problem"] in problem.sentence
+        assert problem.hint == said["hint"]
 
 
 def test_a_journal_that_cannot_be_used_is_said_with_where_it_is_kept(tmp_path: Path) -> None:
