@@ -485,6 +485,16 @@ PROFILE_FAULTS: list[tuple[str, str, list[str]]] = [
         ],
     ),
     (
+        "pin-and-kind",
+        PROFILE.replace("com/gpu", "com/gpu.x") + "    match: {vendor: '8086'}\n  version: 0.5.0\n",
+        [
+            (
+                "line 3: cdi.profiles[0]: its entries need cdiVersion 0.6.0, and cdi.version allows"
+                " 0.5.0 at most"
+            )
+        ],
+    ),
+    (
         "out-of-reach",
         PROFILE + "    match: {drivers: [xe]}\n    vfio: {kind: example.com/vm}\n",
         ["line 7: cdi.profiles[0].vfio: match.drivers recognises no device that is on a VFIO"],

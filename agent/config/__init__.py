@@ -241,7 +241,9 @@ def _profile_faults(config: Config, *, with_pin: bool) -> Iterator[tuple[str, st
     given = {profile.get("name"): number for number, profile in enumerate(config.cdi.profiles)}
     for profile in merged:
         edits = profile.edits((DeviceNode("/dev/null", host_path="/dev/null"),))
-        needed = rules.device_version(Device("0", edits, profile.sorted_annotations))
+        device = Device("0", edits, profile.sorted_annotations)
+        versions = (rules.device_version(device), *map(rules.kind_version, profile.kinds))
+        needed = max(versions, key=rules.VERSIONS.index)
         if profile.name in given and not rules.fits(needed, pin):
             yield (
                 f"cdi.profiles[{given[profile.name]}]",
