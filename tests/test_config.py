@@ -608,6 +608,20 @@ def test_the_default_file_may_be_missing(tmp_path: Path, monkeypatch: pytest.Mon
     assert load().log.level == "debug"
 
 
+@pytest.mark.parametrize("is_folder", [False, True], ids=["file", "folder"])
+def test_a_link_that_leads_nowhere_is_not_a_wish_for_defaults(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_folder: bool
+) -> None:
+    """Devices that are to be ignored would be published until what it leads to is mounted."""
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "srv")
+    file = link / "config.yaml" if is_folder else link
+    monkeypatch.setattr("agent.config.DEFAULT_PATH", file)
+    for path in (None, file):
+        with pytest.raises(ConfigError, match="leads nowhere"):
+            load(path)
+
+
 def test_a_file_that_was_asked_for_may_not(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"missing\.yaml does not exist"):
         load(tmp_path / "missing.yaml")

@@ -83,6 +83,8 @@ def load(path: Path | None = None) -> Config:
     try:
         content = read_regular(str(file), _BOUNDS.size)
     except FileNotFoundError as error:
+        if _leads_nowhere(file):
+            raise ConfigError(f"{shown} is behind a symbolic link that leads nowhere") from error
         if path is None:
             return Config()
         raise ConfigError(f"{shown} does not exist") from error
@@ -90,6 +92,14 @@ def load(path: Path | None = None) -> Config:
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(f"{shown} cannot be read: {reason}") from error
     return parse(content, shown)
+
+
+def _leads_nowhere(file: Path) -> bool:
+    """Whether it is not there for a link to what is not there, itself or in a folder's place.
+
+    That is no wish to have the defaults: what the link leads to may be mounted late.
+    """
+    return any(path.is_symlink() and not path.exists() for path in (file, *file.parents))
 
 
 def parse(content: str | bytes, source: str = "the configuration") -> Config:
