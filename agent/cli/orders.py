@@ -298,17 +298,26 @@ def status(config_path: Path | None, output: str) -> int:
         for problem in document["problems"]:
             click.echo(notable(f"  {problem}"))
         sources = [f"{name} is {state}" for name, state in document["sources"].items()]
-        withheld = document["withheld"]
+        devices = _ask(config_path, "GET", "/v1/devices")["devices"]
+        withheld = [
+            (row["address"], row["kind"] or "-", row["reason"], row["detail"])
+            for row in devices
+            if row["reason"] is not None
+        ]
         published = [f"{kind}: {count}" for kind, count in document["published"].items()]
         rows = [
             ("published", ", ".join(published) or "nothing"),
-            ("withheld", f"{withheld} (`cdi-agent scan` says why)" if withheld else "nothing"),
+            ("withheld", str(len(withheld)) if withheld else "nothing"),
             ("claims", str(document["claims"]) + (" (paused)" if document["paused"] else "")),
             ("stranded", ", ".join(document["stranded"]) or "none"),
             ("hung", ", ".join(document["hung"]) or "none"),
             ("sources", ", ".join(sources) or "none"),
         ]
         for line in columns(rows, indent="  "):
+            click.echo(line)
+        if withheld:
+            click.echo("withheld:")
+        for line in columns(withheld, indent="  "):
             click.echo(line)
     return ExitCode.OK if document["healthy"] else ExitCode.FAILURE
 
