@@ -298,6 +298,8 @@ class Reader:
             key = _key(entry.status) + _key(status)
             stable = status.st_ctime_ns < now - _COARSE
             content = _understood(entry.name, data, old, key=key, stable=stable)
+        if old is not None and entry.is_link and _leads_to_ours(real, entry.name):
+            content = _with_earlier(content, old)
         self._contents[path] = content
         self._seen.add(path)
         return content
@@ -359,6 +361,23 @@ def _understood(
     if old is not None and old.data == data:
         return _Content(key, stable, data, authentic=old.authentic)
     return _Content(key, stable, data, authentic=is_authentic(name, data))
+
+
+def _leads_to_ours(real: str, name: str) -> bool:
+    """Whether a link leads to a file of ours beside it, be that there or not."""
+    parent, target = os.path.split(os.path.realpath(f"{real}/{name}"))
+    return parent == real and target.startswith(PREFIX)
+
+
+def _with_earlier(content: _Content, old: _Content) -> _Content:
+    """What a link to a file of ours defines: all that was ever in that file.
+
+    It doubles whatever we publish. Were it believed to define nothing once that is withdrawn, the
+    same would be published and withdrawn for ever.
+    """
+    now, before = content.peeked or Peek(None), old.peeked or Peek(None)
+    peeked = Peek(now.kind or before.kind, now.names | before.names)
+    return content if peeked.kind is None else msgspec.structs.replace(content, peeked=peeked)
 
 
 class _Version(msgspec.Struct, rename="camel"):

@@ -299,6 +299,16 @@ class TestFailures:
         assert in_the_way.is_dir()
         assert rig.reconciler.snapshot().withheld[0].reason == Reason.FOREIGN_FILE
 
+    async def test_a_link_to_our_own_file_makes_it_come_and_go_once(self, one_gpu: Rig) -> None:
+        """It doubles our devices: that they are withdrawn is no reason to publish them again."""
+        link = one_gpu.specs / "vendor.yaml"
+        await one_gpu.do(link.symlink_to, "cdi-agent_intel.com-gpu.yaml")
+        reports = [await one_gpu.step(1.0) for _ in range(4)]
+        assert [report.changed for report in reports] == [True, False, False, False]
+        assert one_gpu.reasons()["0000:03:00.0"] == Reason.FOREIGN_DUPLICATE
+        await one_gpu.do(link.unlink)
+        assert (await one_gpu.step(1.0)).published
+
     async def test_an_unreadable_directory_loses_nothing(self, one_gpu: Rig) -> None:
         """Nothing is concluded from a directory that cannot be read."""
         await one_gpu.do(os.rename, one_gpu.specs, one_gpu.specs.with_name("away"))
