@@ -1,8 +1,8 @@
 """A folder of things that take long to make, each complete or absent.
 
-    <root>/<name>-<key>/         one finished thing; `name` says what it is, `key` what went into it
-    <root>/<name>-<key>.lock     held exclusively while it is made, shared while it is used
-    <root>/.making-*/            one being made: renamed when whole, swept when its maker is gone
+    <root>/<name>-<key>/           one finished thing: `name` says what, `key` what went into it
+    <root>/<name>-<key>.lock       held exclusively while it is made, shared while it is used
+    <root>/.making-<name>-<key>-*/ one being made: renamed when whole; swept when its maker is gone
 
 Two processes that want the same thing make it once: the second waits for the first. Older keys
 of the same name are removed after a newer one is made, unless some process still uses them.
@@ -106,9 +106,11 @@ class Cache:
 
     @contextlib.contextmanager
     def _making(self, final: Path) -> Iterator[Path]:
-        # Only one process makes things of this key, so what is left over of it is nobody's.
-        for left in self.root.glob(f"{_MAKING}{final.name}-*"):
-            shutil.rmtree(left)
+        for left in self.root.glob(f"{_MAKING}*"):
+            if _made_of(left) == final:
+                shutil.rmtree(left)  # nobody's: the lock to make it is ours
+            else:
+                _remove_unused([left])
         folder = Path(tempfile.mkdtemp(prefix=f"{_MAKING}{final.name}-", dir=self.root))
         try:
             yield folder
@@ -126,13 +128,20 @@ class Cache:
         _remove_unused(others[keep - 1 :])
 
 
+def _made_of(folder: Path) -> Path:
+    """What a folder is, or is to become."""
+    if not folder.name.startswith(_MAKING):
+        return folder
+    return folder.with_name(folder.name.removeprefix(_MAKING).rpartition("-")[0])
+
+
 def _open_lock(final: Path) -> IO[bytes]:
     return final.with_name(final.name + ".lock").open("wb")
 
 
 def _remove_unused(folders: Iterable[Path]) -> None:
     for folder in folders:
-        with _open_lock(folder) as lock:
+        with _open_lock(_made_of(folder)) as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

@@ -52,7 +52,8 @@ def test_an_interrupted_make_leaves_nothing(cache: Cache, tmp_path: Path) -> Non
     assert (folder / "file").read_text() == "whole"
 
 
-def test_what_a_killed_maker_left_is_swept(cache: Cache, tmp_path: Path) -> None:
+@pytest.mark.parametrize("key", ["a", "b"], ids=["of the same", "of an older key"])
+def test_what_a_killed_maker_left_is_swept(cache: Cache, tmp_path: Path, key: str) -> None:
     killed = (
         "import os, pathlib, signal, sys; from tests.guest.cache import Cache, key_of\n"
         "def make(folder):\n"
@@ -61,7 +62,7 @@ def test_what_a_killed_maker_left_is_swept(cache: Cache, tmp_path: Path) -> None
     )
     done = subprocess.run([sys.executable, "-c", killed, tmp_path], cwd=PROJECT, check=False)
     assert done.returncode == -9
-    folder = cache.get("thing", key_of("a"), put("whole", []))
+    folder = cache.get("thing", key_of(key), put("whole", []))
     assert [path for path in tmp_path.iterdir() if path.is_dir()] == [folder]
 
 
@@ -97,6 +98,19 @@ def test_clear_removes_all_but_what_another_uses(cache: Cache, tmp_path: Path) -
     cache.clear()
     assert (mine.exists(), theirs.exists()) == (False, True)
     elsewhere.close()
+
+
+def test_what_another_is_making_stays(cache: Cache, tmp_path: Path) -> None:
+    """Neither a clean nor who makes something else takes it away half made."""
+
+    def make(folder: Path) -> None:
+        (folder / "file").write_text("whole")
+        elsewhere = Cache(tmp_path)
+        elsewhere.get("thing", key_of("b"), put("b", []))
+        elsewhere.clear()
+
+    folder = cache.get("thing", key_of("a"), make)
+    assert (folder / "file").read_text() == "whole"
 
 
 def test_a_key_tells_parts_apart(tmp_path: Path) -> None:
