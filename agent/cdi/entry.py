@@ -155,7 +155,7 @@ def _on_own_driver(
         if node is not None and node.counts:
             own.append((node, wanted))
         elif wanted.required:
-            return Refusal(Reason.NODE_MISSING, f"{wanted.path} does not exist")
+            return _shared_refusal(wanted.path, node)
     return tuple(own)
 
 
@@ -209,7 +209,7 @@ def _on_vfio(
         elif refusal := _first_refusal(own):
             refusals.append(refusal)
         elif node is None or not node.counts:
-            refusals.append(Refusal(Reason.NODE_MISSING, f"{path} does not exist"))
+            refusals.append(_shared_refusal(path, node))
         else:
             return tuple((each, vfio) for each in (node, *own))
     return refusals[0]
@@ -223,6 +223,12 @@ def _foreign(function: Function, profile: Profile) -> Refusal:
 
 def _path(node: Node) -> str:
     return node.path
+
+
+def _shared_refusal(path: str, node: Node | None) -> Refusal:
+    """Why a node of no single function, which does not count, cannot be given."""
+    reason, sentence = _STATES[NodeState.MISSING if node is None else node.state]
+    return Refusal(reason, f"{path} {sentence}")
 
 
 def _first_refusal(nodes: Iterable[Node]) -> Refusal | None:

@@ -171,6 +171,26 @@ def test_a_required_shared_node_that_does_not_exist_withholds() -> None:
         assert reasons(result) == {B50: Reason.NODE_MISSING}
 
 
+@pytest.mark.parametrize(
+    ("state", "reason", "says"),
+    [
+        (NodeState.MISMATCH, Reason.NODE_MISMATCH, "is not the node that sysfs lists"),
+        (NodeState.UNREADABLE, Reason.UNREADABLE, "cannot be examined"),
+    ],
+)
+def test_of_a_shared_node_that_exists_nobody_says_that_it_does_not(
+    state: NodeState, reason: Reason, says: str
+) -> None:
+    """It is told what is wrong, and looked at again: no event may tell that it is right."""
+    spoilt = shared("/dev/vfio/vfio", state=state)
+    (withheld,) = decide(inventory(vfio(nodes=vfio().nodes[:1]), nodes=(spoilt,))).withheld
+    assert (withheld.reason, withheld.detail) == (reason, f"/dev/vfio/vfio {says}")
+    profiles = changed("amd-gpu", shared=(SharedNode(path="/dev/kfd", required=True),))
+    kfd = inventory(RADEON, nodes=(structs.replace(KFD, state=state),))
+    (withheld,) = decide(kfd, profiles=profiles).withheld
+    assert (withheld.reason, withheld.detail) == (reason, f"/dev/kfd {says}")
+
+
 def test_an_optional_node_that_does_not_count_is_left_out() -> None:
     profiles = changed(
         "intel-gpu",
