@@ -12,7 +12,15 @@ from msgspec import structs
 
 from agent.host.model import Address, Function
 from agent.vfio.checks import find_holders, find_no_means, managed
-from agent.vfio.drive import drive, hung, is_busy, no_means, rests, set_asked
+from agent.vfio.drive import (
+    drive,
+    hung,
+    is_busy,
+    name_missing_drivers,
+    no_means,
+    rests,
+    set_asked,
+)
 from agent.vfio.model import Inspection, Move
 from agent.vfio.moves import Override, goal_back, is_back
 from agent.vfio.problems import Code, Problem, problem
@@ -77,7 +85,8 @@ def freeing(turn: Turn, claim: Claim) -> Claim | None:
         return _ask(turn, claim, claim.moving, _to_unbind(turn, claim), goes=claim.moving)
     obstacle = _in_the_way(turn, claim, claim.inspection)
     if obstacle is None or claim.force:
-        claim = _with_overrides(claim, claim.inspection)
+        lacking = claim.inspection.unavailable
+        claim = structs.replace(_with_overrides(claim, claim.inspection), lacking=lacking)
         claim = set_asked(claim, [state.address for state in claim.functions])
         return turn.enter(claim, Phase.RETURNING)
     if claim.record.recovery:
@@ -387,6 +396,7 @@ def _leave(turn: Turn, claim: Claim) -> Claim:
     if claim.problem is not None and claim.problem.code in _BREAKS_DRIVERS:
         for state in claim.moving:
             turn.cool_down(state.address, claim.problem.sentence)
+    claim = name_missing_drivers(turn, claim)
     for state in claim.moving:
         if state.problem is not None and not state.gone:
             turn.strand(state, state.problem)

@@ -277,8 +277,12 @@ def find_no_means(inspection: Inspection) -> tuple[Problem, ...]:
 def _unavailable(case: Case) -> Iterator[Problem]:
     if case.inspection is not None:
         for driver, reason in case.inspection.unavailable:
-            what = f"the driver {driver} is not available: {reason}"
-            yield problem(Code.DRIVER_UNAVAILABLE, what)
+            yield unavailable(driver, reason)
+
+
+def unavailable(driver: str, reason: str) -> Problem:
+    """Say why a driver is not to be had."""
+    return problem(Code.DRIVER_UNAVAILABLE, f"the driver {driver} is not available: {reason}")
 
 
 def _for_others(case: Case) -> Iterator[Problem]:

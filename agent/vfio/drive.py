@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection
 from msgspec import structs
 
 from agent.host.model import Address, Function
+from agent.vfio.checks import unavailable
 from agent.vfio.model import Origin, Step, Write, Written
 from agent.vfio.moves import CLEAR, Goal, Override, is_explained, next_step, override_for
 from agent.vfio.problems import Code, Problem, problem
@@ -193,3 +194,19 @@ def hung(turn: Turn, claim: Claim) -> Problem | None:
         for child in children
     )
     return problem(Code.HUNG, what)
+
+
+def name_missing_drivers(turn: Turn, claim: Claim) -> Claim:
+    """Say of a function that is left without a driver that its own is not to be had, if so."""
+    lacking = dict(claim.lacking)
+
+    def reason(state: FunctionState) -> Problem | None:
+        function, driver = turn.find(state.origin), state.origin.driver or ""
+        has_failed = state.problem is not None and state.problem.code is Code.MOVE_FAILED
+        is_bare = isinstance(function, Function) and function.driver is None
+        if has_failed and is_bare and driver in lacking:
+            return unavailable(driver, lacking[driver])
+        return state.problem
+
+    functions = tuple(structs.replace(each, problem=reason(each)) for each in claim.functions)
+    return structs.replace(claim, functions=functions)

@@ -230,6 +230,8 @@ class Claim(msgspec.Struct, frozen=True):
     """Why it is being undone, or is lost; None if it is not, or was released."""
     obstacle: Problem | None = None
     """What it waits for that only somebody else can end."""
+    lacking: tuple[tuple[str, str], ...] = ()
+    """Drivers to which its functions go back and that are not to be had, and why."""
     confirmed: Record | None = None
     """How the journal had it when it was last in force and seen there."""
     touched: bool = False
