@@ -1,7 +1,7 @@
 """Guests as fixtures: `no_gpu`, `one_gpu` and `many_gpus`, each resumed anew for every test.
 
-Among others these tests come last, and what they need is made beside those before them. By
-themselves they make it first, and only the topologies that they ask for.
+Among others these tests come last, and what they need is made beside those before them; by
+themselves they make it first. Only the topologies are made that they ask for.
 
 When a test fails, what its guest knew is put beside pytest's temp files (or into
 CDI_AGENT_GUEST_EVIDENCE) and the end of the journal into the report. A machine that cannot run a
@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -52,19 +52,34 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
     """Begin with what the guests need, if there is something to run meanwhile."""
-    kinds = {_is_for_guests(item) for item in session.items}
-    is_run = not session.config.option.collectonly and not missing("guest")
-    if kinds == {True, False} and is_run:
-        with _made_beside():
+    asked = _asked(session.items)
+    mixed = asked and not all(map(_is_for_guests, session.items))
+    if mixed and not session.config.option.collectonly and not missing("guest"):
+        with _made_beside(asked):
             return (yield)
     return (yield)
 
 
+def _asked(items: Iterable[pytest.Item]) -> tuple[Topology, ...]:
+    """The topologies of the guests that these tests resume."""
+    asked: set[Topology] = set()
+    for item in items:
+        names = set(getattr(item, "fixturenames", ()))
+        if "frozen" in names:
+            parameters = getattr(getattr(item, "callspec", None), "params", {}).values()
+            named = {_BY_FIXTURE[name] for name in names & _BY_FIXTURE.keys()}
+            named |= {value for value in parameters if isinstance(value, Topology)}
+            # A test that names none and resumes guests by itself may take any.
+            asked |= named or set(TOPOLOGIES)
+    return tuple(topology for topology in TOPOLOGIES if topology in asked)
+
+
 @contextlib.contextmanager
-def _made_beside() -> Iterator[None]:
+def _made_beside(topologies: tuple[Topology, ...]) -> Iterator[None]:
     """Fill the cache in a process of its own; what keeps it from that, the fixtures will say."""
+    build = (sys.executable, "-m", "tests.guest", "build", *(each.name for each in topologies))
     making = subprocess.Popen(
-        ["nice", sys.executable, "-m", "tests.guest", "build"],
+        ["setpriv", "--pdeathsig=TERM", "nice", *build],
         cwd=PROJECT,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -79,7 +94,7 @@ def _made_beside() -> Iterator[None]:
     finally:
         if waiter.is_alive():  # the run was broken off
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(making.pid, signal.SIGINT)
+                os.killpg(making.pid, signal.SIGTERM)
             waiter.join()
 
 
@@ -114,15 +129,8 @@ def installed(guest_cache: Cache) -> Installed:
 @pytest.fixture(scope="session")
 def frozen(request: pytest.FixtureRequest, guest_cache: Cache, installed: Installed) -> Frozen:
     """The folders of the frozen guests that this run needs, by topology."""
-    asked: set[Topology] = set()
-    for item in request.session.items:
-        names = set(getattr(item, "fixturenames", ()))
-        if "frozen" in names:
-            # A test that resumes guests by itself may take any.
-            named = {_BY_FIXTURE[name] for name in names & _BY_FIXTURE.keys()}
-            asked |= named or set(TOPOLOGIES)
-    topologies = tuple(topology for topology in TOPOLOGIES if topology in asked)
-    return layers.all_frozen(guest_cache, installed, topologies)
+    with _or_skipped():
+        return layers.all_frozen(guest_cache, installed, _asked(request.session.items))
 
 
 @pytest.fixture(scope="session")

@@ -149,7 +149,7 @@ def build(folder: Path) -> None:
     options = ("--mode=root", "--variant=minbase", "--format=directory", "--quiet")
     settings.run_logged(
         [
-            *(mmdebstrap, *options, f"--include={','.join(PACKAGES)}"),
+            *(*settings.ALONE, mmdebstrap, *options, f"--include={','.join(PACKAGES)}"),
             *('--aptopt=APT::Install-Recommends "false"', "--dpkgopt=force-unsafe-io"),
             # Not by --dpkgopt: then mmdebstrap filters the first packages itself, which takes 9 s.
             f"--setup-hook={_SKIP}",

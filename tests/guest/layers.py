@@ -55,11 +55,12 @@ def installed(cache: Cache) -> Installed:
         TemporaryDirectory(prefix="cdi-agent-bundle-") as name,
         ThreadPoolExecutor(1) as beside,
     ):
-        made = beside.submit(images.get, cache)
         contents = Path(name) / "cdi-agent"
         contents.mkdir()
-        content = bundle.make(cache, contents)
-        image = made.result()
+        # Beside is what is soon over: whoever breaks this off has to wait for it.
+        made = beside.submit(bundle.make, cache, contents)
+        image = images.get(cache)
+        content = made.result()
         key = key_of(image.folder.name, content, Path(__file__))
         folder = cache.get("installed", key, lambda target: _install(image, contents, target))
     return Installed(image, folder / "root.ext4")
@@ -93,9 +94,9 @@ def _install(image: Image, contents: Path, target: Path) -> None:
     # Not linked: what an installation changes in place would change the image too.
     settings.run_logged(["cp", "--archive", "--reflink=auto", str(image.tree), str(tree)])
     shutil.copytree(contents, tree / BUNDLE)
-    # systemd-tmpfiles wants a /proc: in a mount namespace of its own it does not stay.
-    alone = ("unshare", "--mount", f"--mount-proc={tree}/proc")
-    settings.run_logged([*alone, "chroot", str(tree), "sh", "-c", _INSTALL])
+    # systemd-tmpfiles wants a /proc
+    proc = 'mount -t proc proc "$0"/proc; exec chroot "$0" sh -c "$1"'
+    settings.run_logged([*settings.ALONE, "sh", "-ec", proc, str(tree), _INSTALL])
     # A small journal: after a reset there has to be what was synced, without an fsck.
     flags = ("-q", "-F", "-L", "root", "-J", "size=8", "-E", "lazy_itable_init=0")
     settings.run_logged([mkfs, *flags, "-d", str(tree), str(target / "root.ext4"), _SIZE])

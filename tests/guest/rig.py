@@ -75,7 +75,8 @@ class Guest:
             arguments = qemu.arguments(image, topology, disk, self.folder, kernel_arguments)
             kept = frozen or to_freeze
             memory = qemu.memory(topology, kept, private=frozen is not None) if kept else ()
-            self._qemu = self._start((*arguments, *memory))
+            # A Ctrl-C is for pytest; but nobody wants to wait for a guest that is being made.
+            self._qemu = self._start((*arguments, *memory), own_session=to_freeze is None)
             self._qmp = Qmp(self._connect("qmp.sock"))
             self._closing.callback(self._qmp.close)
             if frozen is not None:
@@ -291,7 +292,7 @@ class Guest:
 
     # --- QEMU -----------------------------------------------------------------------------------
 
-    def _start(self, arguments: Iterable[str]) -> subprocess.Popen[bytes]:
+    def _start(self, arguments: Iterable[str], *, own_session: bool) -> subprocess.Popen[bytes]:
         bound = ("setpriv", "--pdeathsig=KILL", "sh", "-c", _IF_PARENT_LIVES, str(os.getpid()))
         argv = [*bound, settings.program("qemu-system-x86_64"), *arguments]
         with (self.folder / "qemu.log").open("wb") as log:
@@ -301,7 +302,7 @@ class Guest:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=self.folder,
-                start_new_session=True,  # a Ctrl-C is for pytest
+                start_new_session=own_session,
             )
         self._closing.callback(_end, started)
         return started

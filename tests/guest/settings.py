@@ -17,6 +17,15 @@ from typing import Final
 ALL: Final = bool(os.environ.get("CDI_AGENT_GUEST_ALL"))
 """Whether to leave nothing out."""
 
+ALONE: Final = (
+    *("setpriv", "--pdeathsig=KILL"),
+    *("unshare", "--mount", "--mount-proc", "--pid", "--kill-child"),
+)
+"""Before a command of root's: what it mounts and starts ends with it, however it ends, and it with
+the thread that started it. A mount that stayed below a folder that is then removed would take the
+host's /sys along.
+"""
+
 
 class CannotRunError(Exception):
     """This machine cannot build or run a guest; the text says what it lacks.
