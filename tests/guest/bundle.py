@@ -34,8 +34,8 @@ def make(cache: Cache, folder: Path) -> str:
     Raises:
         CannotRunError: The wheels are not cached, and cannot be fetched.
     """
-    lock = PROJECT / "requirements.lock"
-    shutil.copytree(cache.get("wheels", key_of(lock), _download), folder / "wheels")
+    key = key_of(PROJECT / "requirements.lock", *_GUEST_PYTHON)
+    shutil.copytree(cache.get("wheels", key, _download), folder / "wheels")
     _build_wheel(folder / "dist")
     shutil.copytree(PROJECT / "systemd", folder / "systemd")
     (folder / "install.sh").write_text(install_script((PROJECT / "README.md").read_text()))

@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from tests.guest import bundle, observers, qemu, settings
+from tests.guest import bundle, observers, qemu, rig, settings
 from tests.guest import image as images
 from tests.guest import topology as topologies
 from tests.guest.cache import Cache, key_of
@@ -61,7 +61,7 @@ def installed(cache: Cache) -> Installed:
         made = beside.submit(bundle.make, cache, contents)
         image = images.get(cache)
         content = made.result()
-        key = key_of(image.folder.name, content, Path(__file__))
+        key = key_of(_this(image.kernel), content, Path(__file__))
         folder = cache.get("installed", key, lambda target: _install(image, contents, target))
     return Installed(image, folder / "root.ext4")
 
@@ -74,10 +74,9 @@ def frozen(cache: Cache, base: Installed, topology: Topology) -> Path:
             observers.start(guest)
             guest.freeze(target)
 
-    # An overlay names its base by its path: in another place it is another one.
-    machine = (Path(qemu.__file__), Path(topologies.__file__))
+    machine = (qemu.version(), Path(qemu.__file__), Path(topologies.__file__), Path(rig.__file__))
     programs = (Path(__file__), Path(observers.__file__), *sorted(INSIDE.glob("*.py")))
-    key = key_of(str(base.disk), topology.name, *machine, *programs)
+    key = key_of(_this(base.disk), topology.name, *machine, *programs)
     return cache.get(f"frozen-{topology.name}", key, freeze)
 
 
@@ -86,6 +85,14 @@ def all_frozen(cache: Cache, base: Installed, topologies: tuple[Topology, ...]) 
     with ThreadPoolExecutor(len(topologies)) as pool:
         folders = pool.map(lambda topology: frozen(cache, base, topology), topologies)
         return {topology.name: folder for topology, folder in zip(topologies, folders, strict=True)}
+
+
+def _this(file: Path) -> str:
+    """A file of the cache as part of a key: this one, and not one made again in its place.
+
+    The bytes of a file system are others each time, and a frozen guest remembers where they were.
+    """
+    return f"{file.absolute()} {file.stat().st_mtime_ns}"
 
 
 def _install(image: Image, contents: Path, target: Path) -> None:

@@ -5,6 +5,7 @@ resumes it maps the memory privately, so only what a guest needs is read, and on
 is copied.
 """
 
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -22,6 +23,8 @@ _KERNEL_ARGUMENTS: Final = (
     # what runs at the same addresses again QEMU need not translate again: a fifth of its work
     "norandmaps"
 )
+
+PROGRAM: Final = "qemu-system-x86_64"
 
 # In the folder of a frozen guest.
 DISK: Final = "disk.qcow2"
@@ -67,6 +70,16 @@ def memory(topology: Topology, folder: Path, *, private: bool) -> Iterator[str]:
     yield from ("-machine", "memory-backend=memory")
     if private:
         yield from ("-incoming", "defer")
+
+
+def version() -> str:
+    """What QEMU calls itself: another one may not take what this one has frozen.
+
+    Raises:
+        CannotRunError: There is none.
+    """
+    argv = [settings.program(PROGRAM), "--version"]
+    return subprocess.run(argv, check=True, capture_output=True, text=True).stdout
 
 
 def make_overlay(base: Path, disk: Path) -> None:

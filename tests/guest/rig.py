@@ -294,7 +294,7 @@ class Guest:
 
     def _start(self, arguments: Iterable[str], *, own_session: bool) -> subprocess.Popen[bytes]:
         bound = ("setpriv", "--pdeathsig=KILL", "sh", "-c", _IF_PARENT_LIVES, str(os.getpid()))
-        argv = [*bound, settings.program("qemu-system-x86_64"), *arguments]
+        argv = [*bound, settings.program(qemu.PROGRAM), *arguments]
         with (self.folder / "qemu.log").open("wb") as log:
             started = subprocess.Popen(
                 argv,

@@ -1,15 +1,56 @@
-"""The making of what guests need leaves nothing when it is broken off."""
+"""What is kept is made again when it must be, and leaves nothing when its making is broken off."""
 
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.guest import layers, qemu
 from tests.guest.bundle import PROJECT
+from tests.guest.cache import Cache
+from tests.guest.image import Image
 from tests.guest.layers import Installed
+from tests.guest.topology import ONE_GPU
+
+
+class OnlyKeys(Cache):
+    """Makes nothing, and says where it would be."""
+
+    def get(self, name: str, key: str, make: Callable[[Path], None], *, keep: int = 1) -> Path:
+        return self.root / f"{name}-{key}"
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Installed:
+    disk = tmp_path / "root.ext4"
+    disk.touch()
+    return Installed(Image(tmp_path), disk)
+
+
+def test_a_guest_is_frozen_anew_when_its_disk_was_made_again(
+    base: Installed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under the same name there are other bytes then, and in its memory still those of before."""
+    monkeypatch.setattr(qemu, "version", lambda: "7.2")
+    before = layers.frozen(OnlyKeys(tmp_path), base, ONE_GPU)
+    assert layers.frozen(OnlyKeys(tmp_path), base, ONE_GPU) == before
+    os.utime(base.disk, ns=(0, 0))
+    assert layers.frozen(OnlyKeys(tmp_path), base, ONE_GPU) != before
+
+
+def test_a_guest_is_frozen_anew_for_another_qemu(
+    base: Installed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = set()
+    for version in ("7.2", "10.0"):
+        monkeypatch.setattr(qemu, "version", lambda version=version: version)
+        keys.add(layers.frozen(OnlyKeys(tmp_path), base, ONE_GPU))
+    assert len(keys) == 2
+
 
 BUILD = """
 import sys
