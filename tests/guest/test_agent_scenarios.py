@@ -12,11 +12,12 @@ from typing import Final
 
 import pytest
 
-from agent.simulate.scenario import Scenario, load, play
+from agent.simulate.scenario import Act, Scenario, load, play
 from tests.guest.conftest import Resume
 from tests.guest.observers import Observers
 from tests.guest.settings import ALL
-from tests.guest.stage import GuestStage, GuestWitness, cannot, cast
+from tests.guest.stage import Cast, GuestStage, GuestWitness, cannot, cast
+from tests.guest.topology import Topology
 
 SCENARIOS: Final = {
     path.stem: load(path)
@@ -35,9 +36,9 @@ ALWAYS: Final = (
 ALSO_PLUGGED: Final = ("module-unloaded", "renumbered")
 
 PERFORMANCES: Final = [
-    *(pytest.param(SCENARIOS[name], False, id=name) for name in (PLAYABLE if ALL else ALWAYS)),
+    *((name, SCENARIOS[name], *cast(SCENARIOS[name])) for name in (PLAYABLE if ALL else ALWAYS)),
     *(
-        pytest.param(SCENARIOS[name], True, id=f"{name}-plugged")
+        (f"{name}-plugged", SCENARIOS[name], *cast(SCENARIOS[name], plugged=True))
         for name in (ALSO_PLUGGED if ALL else ALSO_PLUGGED[:1])
     ),
 ]
@@ -61,11 +62,27 @@ def changes(observers: Observers) -> int:
     return sum(len(json.loads(entry[field])) for entry in passes for field in fields)
 
 
+def numbers_change(scenario: Scenario) -> bool:
+    """Whether every function comes back under other numbers."""
+    acts = [step.text.split()[0] for step in scenario.steps if isinstance(step, Act)]
+    return not {"renumber", "swap"}.isdisjoint(acts)
+
+
+def numbers(observers: Observers, players: Cast) -> dict[str, int]:
+    """Under how many different nodes each player has been published."""
+    specs = [note["spec"] for note in observers.saw() if "spec" in note]
+    return {
+        name: len({tuple(spec[one.device]) for spec in specs if one.device in spec})
+        for name, one in players.items()
+    }
+
+
 @pytest.mark.guest
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("scenario", "plugged"), PERFORMANCES)
-def test_scenario(resume: Resume, scenario: Scenario, *, plugged: bool) -> None:
-    topology, players = cast(scenario, plugged=plugged)
+@pytest.mark.parametrize(
+    ("scenario", "topology", "players"), [pytest.param(*p, id=name) for name, *p in PERFORMANCES]
+)
+def test_scenario(resume: Resume, scenario: Scenario, topology: Topology, players: Cast) -> None:
     with resume(topology) as guest:
         observers = Observers(guest)
         stage = GuestStage(guest, players)
@@ -75,5 +92,7 @@ def test_scenario(resume: Resume, scenario: Scenario, *, plugged: bool) -> None:
             pass
         assert observers.faults() == []
         assert complaints(observers) <= {"udev-absent", "source-deaf"}
+        if numbers_change(scenario):
+            assert all(number > 1 for number in numbers(observers, players).values())
         # Journal and metrics tell of the same agent, which was never restarted.
         assert changes(observers) == witness.writes
