@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -162,6 +163,36 @@ def test_evidence_is_collected_from_a_guest_and_even_from_a_dead_one(
     assert "renderD128" in (tmp_path / "alive" / "devices.txt").read_text()
     assert "ended" in (tmp_path / "dead" / "journal.txt").read_text()
     assert (tmp_path / "dead" / "console.log").exists()
+
+
+FAILING: Final = """
+import pytest
+
+@pytest.mark.guest
+@pytest.mark.timeout(900)
+def test_fails(one_gpu):
+    one_gpu.sh("echo 'the last' word | systemd-cat")
+    assert False
+"""
+
+
+@pytest.mark.usefixtures("frozen")
+def test_a_failing_test_leaves_its_guests_journal_and_says_where(tmp_path: Path) -> None:
+    (tmp_path / "test_failing.py").write_text(FAILING)
+    plain = ("-p", "no:cacheprovider", "-p", "no:randomly", f"--rootdir={tmp_path}")
+    settings = ("-c", str(PROJECT / "pyproject.toml"), "-p", "tests.guest.conftest")
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", *plain, *settings, str(tmp_path)],
+        cwd=PROJECT,
+        env=os.environ | {"CDI_AGENT_GUEST_EVIDENCE": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    kept = tmp_path / "guest-test_fails"
+    assert "the last word" in (kept / "journal.txt").read_text()
+    assert "the last word" in run.stdout
+    assert str(kept) in run.stdout
 
 
 def test_qemu_ends_when_its_maker_is_killed(installed: Installed, frozen: Frozen) -> None:
