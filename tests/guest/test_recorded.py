@@ -2,12 +2,16 @@
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
-from tests.guest.record import RECORDED
-from tests.guest.sequences import SEQUENCES
+from tests.guest.conftest import Frozen
+from tests.guest.layers import Installed
+from tests.guest.record import RECORDED, record
+from tests.guest.sequences import SEQUENCES, Sequence
+from tests.guest.settings import ALL
+from tests.guest.topology import Topology
 
 Json = dict[str, Any]
 
@@ -32,6 +36,38 @@ def events() -> Iterator[Json]:
 def brief(event: Json) -> str:
     """An event as `kernel add drm`."""
     return f"{event['from']} {event['action']} {event['properties']['SUBSYSTEM']}"
+
+
+# One that the kernel says much in; the others with CDI_AGENT_GUEST_ALL=1.
+AGAIN: Final = SEQUENCES if ALL else SEQUENCES[:1]
+
+
+@pytest.mark.guest
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("sequence", "topology"), [pytest.param(s, s.topology, id=s.name) for s in AGAIN]
+)
+def test_the_kernel_still_says_what_is_recorded(
+    installed: Installed, frozen: Frozen, sequence: Sequence, topology: Topology
+) -> None:
+    again = record(installed, frozen[topology.name], sequence)
+    assert outcomes(again) == outcomes(RECORDINGS[sequence.name])
+
+
+def outcomes(recording: Json) -> list[Json]:
+    """What each step led to: the kernel's messages, the errno, the host afterwards."""
+    return [
+        {
+            "said": [
+                (event["action"], event["devpath"])
+                for event in step["events"]
+                if event["from"] == "kernel"
+            ],
+            "answered": step.get("errno", step.get("rc")),
+            "after": step["after"],
+        }
+        for step in recording["steps"]
+    ]
 
 
 def test_every_sequence_is_recorded_as_it_is_written() -> None:
