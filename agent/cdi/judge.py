@@ -14,7 +14,7 @@ import msgspec
 from agent.cdi import rules
 from agent.cdi.entry import Case, Refusal, case_of, offer_of
 from agent.cdi.offers import Offer, Policy, Reason, Withheld
-from agent.cdi.profile import Profile, SrIov, profiles_of, switched_off
+from agent.cdi.profile import Profile, SrIov, passed_over, profiles_of, switched_off
 from agent.host.model import (
     Address,
     Function,
@@ -159,7 +159,8 @@ def _rest(subject: Subject, excluded: Refusal | None, terms: Terms) -> Refusal |
     if off := switched_off(function, terms.profiles):
         return Refusal(Reason.POLICY, off)
     if subject.cases:
-        return None
+        over = passed_over(function, terms.profiles)
+        return None if over is None else Refusal(Reason.POLICY, over)
     driver = f"driver {function.driver}" if function.driver else "no driver"
     kind_of = "" if function.nodes_of(NodeRole.RENDER) else ", no render node"
     detail = f"no profile recognises {function.pci_id} ({driver}{kind_of})"

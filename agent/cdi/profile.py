@@ -334,6 +334,23 @@ def switched_off(function: Function, profiles: Sequence[Profile]) -> str | None:
     return None
 
 
+def passed_over(function: Function, profiles: Sequence[Profile]) -> str | None:
+    """Say which profile would give nodes that no other gives, had not one for other nodes VFIO."""
+    found = profiles_of(function, profiles)
+    given = {nodes.role for profile in found for nodes in profile.nodes}
+    for profile in _recognising(function, profiles):
+        own = [nodes.role for nodes in profile.nodes if function.nodes_of(nodes.role)]
+        if not (profile.enabled and own) or given.intersection(n.role for n in profile.nodes):
+            continue
+        taker = next(each for each in found if not each.roles.isdisjoint(profile.roles))
+        if taker.nodes:  # else it is for VFIO alone, and says so itself
+            return (
+                f"profile {taker.name} takes VFIO from profile {profile.name}, and with it its"
+                f" {' and '.join(own)} nodes: `vfio: null` there leaves it both"
+            )
+    return None
+
+
 def _recognising(function: Function, profiles: Sequence[Profile]) -> list[Profile]:
     """The profiles that match a function; a fallback only if no other does."""
     matching = [profile for profile in profiles if profile.match(function)]

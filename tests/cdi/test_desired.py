@@ -7,6 +7,7 @@ from msgspec import structs
 
 from agent.cdi.desired import Policy, Reason
 from agent.cdi.entry import address_in_name
+from agent.cdi.merge import merge
 from agent.cdi.profile import (
     Backend,
     HookEdit,
@@ -135,6 +136,38 @@ def test_two_functions_with_one_path_are_both_withheld() -> None:
 def test_a_path_that_a_function_without_profile_has_too_is_not_given() -> None:
     bmc = function("0000:01:00.0", vendor=0x1A03, driver="ast", nodes=drm(0)[:1])
     assert reasons(decide(inventory(bmc, function())))[B50] is Reason.PATH_CONFLICT
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({}, True),
+        ({"vfio": None}, False),
+        ({"nodes": [{"role": "render"}]}, False),
+        ({"nodes": []}, False),
+        ({"enabled": False}, False),
+    ],
+    ids=["takes VFIO", "leaves VFIO", "takes a node", "is for VFIO alone", "is off"],
+)
+def test_it_is_told_which_nodes_go_with_vfio_to_a_profile_that_does_not_give_them(
+    changes: dict[str, object], *, told: bool
+) -> None:
+    """Who adds a profile for MEI nodes and leaves its ``vfio`` at the default loses the GPU."""
+    mine = {
+        "name": "mine",
+        "match": {"vendor": "8086", "classes": ["03"]},
+        "kind": "mine.test/mei",
+        "nodes": [{"role": "mei"}],
+    }
+    profiles, problems = merge([mine | changes], BUILTIN)
+    assert problems == ()
+    result = decide(function(nodes=(*drm(0), node(NodeRole.MEI, 1))), profiles=profiles)
+    said = [each.detail for each in result.withheld if "takes VFIO from profile" in each.detail]
+    sentence = (
+        "profile mine takes VFIO from profile intel-gpu, and with it its card and render nodes:"
+        " `vfio: null` there leaves it both"
+    )
+    assert said == [sentence] * told
 
 
 def test_an_engine_has_an_entry_in_a_kind_of_its_own() -> None:
