@@ -18,6 +18,7 @@ AGENT: Final = "cdi-agent.service"
 _JUDGE: Final = "/run/judge"
 _SECONDS: Final = 150.0  # a bound for a machine that is busy with other things
 _SAW: Final = "/run/witness.jsonl"
+_WITNESS: Final = "agent-witness"
 
 VIRTIO_GPU: Final = "virtio.org/gpu"
 DISPLAY: Final = "qemu.org/display"
@@ -65,7 +66,7 @@ def start(guest: Guest) -> None:
     guest.push(INSIDE, f"{TOOLS}/inside")
     python = ("/usr/bin/env", f"PYTHONPATH={TOOLS}", "python3", "-m")
     guest.start("agent-judge", *python, "inside.judge", _JUDGE)
-    guest.start("agent-witness", *python, "inside.witness", SPECS, _SAW)
+    guest.start(_WITNESS, *python, "inside.witness", SPECS, _SAW)
     guest.wait_until(f"grep -q ready {_SAW} && test -p {_JUDGE}/in")
 
 
@@ -98,7 +99,8 @@ class Observers:
         return agreed
 
     def saw(self) -> list[Json]:
-        """All that the witness has noted."""
+        """All that the witness has noted; it must still be watching."""
+        self.guest.run("systemctl", "is-active", _WITNESS)
         return [json.loads(line) for line in self.guest.read(_SAW).splitlines()]
 
     def faults(self) -> list[Json]:

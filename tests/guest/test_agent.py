@@ -108,9 +108,10 @@ def test_a_device_that_a_virtual_machine_keeps_holds_up_nothing_else(many_gpus: 
         many_gpus.sh(f"systemd-run --quiet --collect --no-block --unit=unbinder sh -c '{unbind}'")
         many_gpus.wait_until(f"! test -e {THE_GPU.path}/driver")
         stage.unbind("other")
-        observers.agree(holds={VFIO: [THE_GPU.device]}, without=[VIRTIO_GPU], quiet=True)
+        kept = {VFIO: [THE_GPU.device]}
+        observers.agree(holds=kept, without=[VIRTIO_GPU], quiet=True, in_use=True)
         stage.bind("other")
-        observers.agree(holds={VFIO: [THE_GPU.device], VIRTIO_GPU: [other.device]})
+        observers.agree(holds={**kept, VIRTIO_GPU: [other.device]}, in_use=True)
 
     observers.agree(holds={VIRTIO_GPU: [other.device]}, without=[VFIO])
     assert observers.faults() == []

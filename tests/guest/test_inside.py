@@ -3,6 +3,9 @@
 import io
 import json
 import os
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ devices:
 - name: "one"
   containerEdits: {deviceNodes: [{path: "/dev/null"}]}
 """
+HEAD = SPEC.partition("devices")[0]
 
 
 class Watched:
@@ -66,17 +70,30 @@ def test_a_spec_that_goes_is_noted(watched: Watched) -> None:
         pytest.param("", "empty", id="empty"),
         pytest.param("a: [", "not YAML", id="cut off"),
         pytest.param("- 1\n", "not a mapping", id="a list"),
-        pytest.param(SPEC.partition("devices")[0], "no devices", id="without devices"),
+        pytest.param(HEAD, "no devices", id="without devices"),
         pytest.param(SPEC.replace("{deviceNodes: ", "{} #"), "has no edits", id="without edits"),
         pytest.param(SPEC + SPEC.partition("devices:\n")[2], "twice", id="a name twice"),
         pytest.param(SPEC + "kind: b.org/gpu\n", "twice", id="a key twice"),
         pytest.param(SPEC.replace("kind", "type"), "no kind", id="without kind"),
+        pytest.param(SPEC.replace('name: "one"', "name:"), "called None", id="without a name"),
+        pytest.param(HEAD + "devices: [one]\n", "not built", id="a name for a device"),
+        pytest.param(
+            SPEC.replace("{path: ", "").replace("}]", "]"), "not built", id="a path alone"
+        ),
     ],
 )
 def test_a_spec_that_an_engine_refuses_is_a_fault(watched: Watched, text: str, fault: str) -> None:
     watched.put(text)
     (note,) = watched.look()
     assert fault in note["fault"]
+
+
+def test_a_spec_that_is_cut_off_anywhere_is_a_fault(watched: Watched) -> None:
+    """And the witness goes on: one that died of it would have seen nothing wrong."""
+    for length in range(len(SPEC.rstrip())):
+        watched.put(SPEC[:length])
+        (note,) = watched.look()
+        assert "fault" in note, SPEC[:length]
 
 
 def test_a_spec_that_not_everybody_can_read_is_a_fault(watched: Watched) -> None:
@@ -215,6 +232,48 @@ def test_the_judge_does_not_believe_an_agent_that_says_otherwise(
 ) -> None:
     with pytest.raises(judge.DisagreementError, match=why):
         judge.disbelieve(SAID | changes, SPECS)
+
+
+@pytest.fixture
+def answering(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bytes], None]]:
+    """Let an agent answer the judge's next question with what is given."""
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as agent:
+        monkeypatch.setattr(judge, "METRICS", server.getsockname())
+
+        def answer(page: bytes) -> None:
+            connected, _ = server.accept()
+            with connected:
+                connected.recv(1 << 16)
+                connected.sendall(b"HTTP/1.0 200 OK\r\n\r\n" + page)
+
+        def answer_soon(page: bytes) -> None:
+            agent.submit(answer, page)
+
+        yield answer_soon
+
+
+PAGE = b"""cdi_agent_healthy 1.0
+cdi_agent_queue_length 0.0
+python_info 1.0
+"""
+
+
+@pytest.mark.parametrize(
+    ("page", "found"),
+    [
+        pytest.param(PAGE, {"healthy": 1.0, "queue_length": 0.0}, id="whole"),
+        pytest.param(PAGE[:30], None, id="cut off in a name"),
+        pytest.param(PAGE[:45], None, id="cut off before a value"),
+        pytest.param(b"", None, id="empty"),
+        pytest.param(b"it cannot be had\n", None, id="an error"),
+    ],
+)
+def test_the_judge_takes_an_answer_that_is_not_whole_for_none(
+    answering: Callable[[bytes], None], page: bytes, found: dict[str, float] | None
+) -> None:
+    """An agent that is killed while it answers."""
+    answering(page)
+    assert judge.metrics() == found
 
 
 @pytest.fixture

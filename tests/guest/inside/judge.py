@@ -14,7 +14,8 @@ in here, not outside, until the host is at rest and all that it can compare agre
 - with `quiet`, the agent has read no message and made no pass for a while
 
 The answer is the last look: `agreed`, or `why` not; `specs`, `expected`, `functions`, `metrics`,
-and `usable`: of each VFIO group in the specs, whether it opens and is viable, unless it is in use.
+and `usable`: of each VFIO group in the specs, whether it opens and is viable; with `in_use`, of
+those that nobody uses.
 Only the oracle's and the witness's code is used, none of the agent's.
 """
 
@@ -76,7 +77,7 @@ def dealt_with(path: str) -> bool:
 
 
 def metrics() -> dict[str, float] | None:
-    """The agent's own metrics, None if it does not answer."""
+    """The agent's own metrics, None if it does not answer, or not with metrics."""
     try:
         with socket.create_connection(METRICS, timeout=10) as sock:
             sock.sendall(b"GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n")
@@ -84,11 +85,16 @@ def metrics() -> dict[str, float] | None:
             text = b"".join(pieces).decode().partition("\r\n\r\n")[2]
     except OSError:
         return None
-    return {
-        name.removeprefix("cdi_agent_"): float(value)
-        for name, _, value in (line.rpartition(" ") for line in text.splitlines())
-        if name.startswith("cdi_agent_") and "_bucket{" not in name
-    }
+    lines = (line.rpartition(" ") for line in text.splitlines())
+    try:
+        found = {
+            name.removeprefix("cdi_agent_"): float(value)
+            for name, _, value in lines
+            if name.startswith("cdi_agent_") and "_bucket{" not in name
+        }
+    except ValueError:
+        return None  # cut off: its end came while it answered
+    return found if {"healthy", "queue_length"} <= found.keys() else None
 
 
 def total(found: dict[str, float], name: str) -> float:
@@ -154,7 +160,7 @@ def look_until_quiet(request: Json, answer: Json) -> None:
 
 
 def usable_groups(specs: Kinds) -> dict[str, Json]:
-    """Each VFIO group that is published and not in use, opened as a launcher does."""
+    """Each VFIO group that is published, opened as a launcher does."""
     nodes = {
         node
         for kind, devices in specs.items()
@@ -163,8 +169,7 @@ def usable_groups(specs: Kinds) -> dict[str, Json]:
         for node in paths
     }
     groups = sorted(os.path.basename(node) for node in nodes - {"/dev/vfio/vfio"})
-    found = {group: oracle.usable(group) for group in groups}
-    return {group: how for group, how in found.items() if how["error"] != IN_USE}
+    return {group: oracle.usable(group) for group in groups}
 
 
 def answer_to(request: Json) -> Json:
@@ -177,7 +182,10 @@ def answer_to(request: Json) -> Json:
             answer |= {"agreed": False, "why": str(error)}
         elapsed = time.monotonic() - began
         if answer["agreed"] or elapsed > request["seconds"]:
-            answer["usable"] = usable_groups(answer.get("specs", {}))
+            found = usable_groups(answer.get("specs", {}))
+            if request.get("in_use"):
+                found = {group: how for group, how in found.items() if how["error"] != IN_USE}
+            answer["usable"] = found
             return answer
         time.sleep(PAUSE)
 

@@ -77,9 +77,15 @@ def parse(data: bytes) -> tuple[str, dict[str, list[str]]]:
     if not data:
         raise FaultError("empty")
     try:
-        spec = yaml.load(data, Strict)  # noqa: S506 - derived from the safe loader
+        return read(yaml.load(data, Strict))  # noqa: S506 - derived from the safe loader
     except yaml.YAMLError as error:
         raise FaultError(f"not YAML: {error}") from error
+    except (AttributeError, KeyError, TypeError) as error:
+        raise FaultError(f"not built as a spec is: {error!r}") from error
+
+
+def read(spec: Any) -> tuple[str, dict[str, list[str]]]:  # noqa: ANN401 - whatever is in the file
+    """As `parse`; what is not built as a spec is raises whatever it runs into."""
     if not isinstance(spec, dict):
         raise FaultError("not a mapping")
     if not isinstance(spec.get("kind"), str) or not isinstance(spec.get("cdiVersion"), str):
@@ -89,6 +95,8 @@ def parse(data: bytes) -> tuple[str, dict[str, list[str]]]:
     devices: dict[str, list[str]] = {}
     for device in spec["devices"]:
         name, edits = device.get("name"), device.get("containerEdits")
+        if not isinstance(name, str):
+            raise FaultError(f"a device called {name}")
         if not edits:
             raise FaultError(f"device {name} has no edits")
         if name in devices:
