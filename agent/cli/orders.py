@@ -154,11 +154,16 @@ def claim(  # noqa: PLR0913 - one argument for each option
 @click.argument("claim_id", metavar="ID")
 @config_option
 @output_option
-@click.option("--force", is_flag=True, help="Even while a process holds a node of it open.")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Even while a process holds a node of it open, or another claim needs its IOMMU group.",
+)
 def release(claim_id: str, config_path: Path | None, output: str, *, force: bool) -> None:
     """Give the devices of a claim back; success if there is no such claim.
 
-    If a process still uses them it says so; the devices go back as soon as it has ended.
+    If a process still uses them, or another claim needs their IOMMU group, it says so; the devices
+    go back as soon as that has ended.
     """
     query = "?force=true" if force else ""
     document = _ask(config_path, "DELETE", f"/v1/claims/{_quoted(claim_id)}{query}")

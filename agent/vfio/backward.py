@@ -6,12 +6,12 @@ brought back is remembered as stranded. What is in the way is said to whoever wa
 goes on by itself when it has gone.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from msgspec import structs
 
-from agent.host.model import Address, Function
-from agent.vfio.checks import find_holders, find_no_means, managed
+from agent.host.model import Address, Function, is_vfio_driver
+from agent.vfio.checks import find_dependents, find_holders, find_no_means, managed
 from agent.vfio.drive import (
     drive,
     hung,
@@ -308,8 +308,25 @@ def _in_the_way(turn: Turn, claim: Claim, inspection: Inspection) -> Problem | N
     for state in states:
         if turn.seen.inventory.functions[state.address].virtfns:
             return problem(Code.ACTIVE_VFS, f"{state.address} has VFs, which would vanish")
-    found = (*find_no_means(inspection), *find_holders(inspection))
+    found = (*_needed(turn, claim), *find_no_means(inspection), *find_holders(inspection))
     return next(iter(found), None) if states else None
+
+
+def _needed(turn: Turn, claim: Claim) -> Iterator[Problem]:
+    """Which other claims need that functions stay without a driver of the host.
+
+    What has failed is undone all the same.
+    """
+    if claim.problem is not None:
+        return
+    goals = {each.address: goal_back(each.origin).driver for each in _to_unbind(turn, claim)}
+    inventory = turn.seen.inventory
+    going = [
+        inventory.functions[address]
+        for address, driver in goals.items()
+        if driver is not None and not is_vfio_driver(driver)
+    ]
+    yield from find_dependents(going, turn.claims, claim.id, inventory)
 
 
 def _taken_over(turn: Turn, claim: Claim, inspection: Inspection) -> Problem | None:

@@ -7,11 +7,12 @@ check finds all that it has to say, so that a dry run can say everything at once
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 from agent.host.model import (
     Address,
+    Function,
     HoldMode,
     Inventory,
     NodeRole,
@@ -23,6 +24,7 @@ from agent.vfio.group import in_the_way, members
 from agent.vfio.model import RECOVERY, Inspection, Prepare
 from agent.vfio.moves import has_driver
 from agent.vfio.problems import Code, Problem, problem
+from agent.vfio.state import THERE, Claims, Phase
 
 _IDLE: Final = frozenset({"pci-stub", "pci-pf-stub"})
 """Drivers that do nothing with a device, so nobody uses it by them."""
@@ -155,6 +157,33 @@ def _not_viable(case: Case) -> Iterator[Problem]:
     for other in in_the_way(case.on_vfio, case.seen.inventory):
         what = f"{other.address} of IOMMU group {other.iommu_group} is on {other.driver}"
         yield problem(Code.GROUP_NOT_VIABLE, f"{what} and does not belong to the claimed devices")
+
+
+def _needed(case: Case) -> Iterator[Problem]:
+    """Once it is on a driver of the host, nobody can be given the others of its group."""
+    if case.request.mode is HoldMode.DRM:
+        moving = [each.function for each in case.moving]
+        yield from find_dependents(moving, case.claims, case.request.id, case.seen.inventory)
+
+
+def find_dependents(
+    functions: Iterable[Function], claims: Claims, but: str, inventory: Inventory
+) -> Iterator[Problem]:
+    """Say which claims need the IOMMU groups of functions that are to get a driver of the host.
+
+    Args:
+        but: The claim that asks.
+    """
+    for function in functions:
+        for other in members(function, inventory):
+            claim = claims.claim_of(other.address)
+            if claim is None or claim.id == but or other is function:
+                continue
+            needs_group = claim.record.request.mode is HoldMode.VFIO
+            if needs_group and claim.phase in {*THERE, Phase.DONE}:
+                what = f"{function.address} shares IOMMU group {function.iommu_group}"
+                what += f" with {other.address}, which claim {claim.id} holds for VFIO"
+                yield problem(Code.CLAIMED, what)
 
 
 def _not_in_group(case: Case) -> Iterator[Problem]:
@@ -350,6 +379,7 @@ BY_LOOK: Final[Sequence[_Check]] = (
     _foreign_binding,
     _not_in_group,
     _not_viable,
+    _needed,
     _unsuitable,
     _another_driver,
     _active_vfs,

@@ -81,7 +81,7 @@ class Release(msgspec.Struct, frozen=True):
     id: str
     client: str = ""
     force: bool = False
-    """Even while a process holds a node of the device open."""
+    """Even while a process holds a node of the device open, or a claim needs its IOMMU group."""
 
 
 class Recover(msgspec.Struct, frozen=True):

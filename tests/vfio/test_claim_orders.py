@@ -438,6 +438,59 @@ def test_who_recovers_what_cannot_be_read_is_not_told_that_it_does_not_exist() -
     assert problem.sentence == f"{OTHER_GPU} does not exist"
 
 
+@pytest.mark.parametrize("driver", [None, "vfio-pci"])
+def test_nobody_is_given_a_driver_of_the_host_in_the_group_of_another_claim(
+    driver: str | None,
+) -> None:
+    """The group would not be viable any more, and the virtual machine would not start."""
+    world = World(Chip(GPU), Chip(OTHER_GPU, driver=driver))
+    ask(world, PREPARE)
+    published = dict(world.specs)
+    other = Prepare("other", HoldMode.DRM, (OTHER_GPU,), from_vfio=True)
+    for order in (other, structs.replace(other, dry_run=True)):
+        (problem,) = ask(world, order).problems
+        assert problem.code is Code.CLAIMED
+        assert "IOMMU group 1" in problem.sentence
+        assert "claim vm" in problem.sentence
+    assert world.specs == published
+    assert world.chips[OTHER_GPU].driver == driver
+    assert ask(world, RELEASE).ok
+    assert ask(world, other).ok
+
+
+def test_a_release_waits_for_another_claim_that_needs_the_group() -> None:
+    """As it waits for its virtual machine; unless it is forced."""
+    for force in (False, True):
+        world = World(Chip(GPU), Chip(OTHER_GPU, driver="vfio-pci"))
+        ask(world, PREPARE)
+        other = Prepare("other", HoldMode.VFIO, (OTHER_GPU,))
+        assert ask(world, other).ok
+        published = dict(world.specs)
+        answer = ask_briefly(world, structs.replace(RELEASE, force=force))
+        assert answer.ok is force
+        if not force:
+            assert codes(answer) == [Code.CLAIMED]
+            assert "claim other" in answer.problems[0].sentence
+            assert world.chips[GPU].driver == "vfio-pci"
+            assert published[OTHER_GPU] == world.specs[OTHER_GPU]
+            assert ask(world, Release("other")).ok
+            world.run()
+        assert "vm" not in world.claims.live
+        assert world.chips[GPU].driver == "xe"
+
+
+def test_two_claims_that_need_one_group_can_both_be_released() -> None:
+    world = World(Chip(GPU), Chip(OTHER_GPU, driver=None))
+    ask(world, PREPARE)
+    world.chips[OTHER_GPU].driver = "xe"
+    assert ask(world, Prepare("other", HoldMode.VFIO, (OTHER_GPU,))).ok
+    ask_briefly(world, RELEASE)
+    assert ask(world, Release("other")).ok
+    world.run()
+    assert not world.claims.live
+    assert {chip.driver for chip in world.chips.values()} == {"xe"}
+
+
 def test_what_is_lost_and_back_again_leaves_nothing() -> None:
     """Somebody brought all of it back by hand: the release forgets it."""
     world = world_of()
