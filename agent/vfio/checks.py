@@ -10,6 +10,8 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
+from msgspec import structs
+
 from agent.host.model import (
     Address,
     Function,
@@ -217,7 +219,9 @@ def _another_driver(case: Case) -> Iterator[Problem]:
     for each in case.chosen:
         if each.target is None and not has_driver(each.function, wanted):
             what = f"{each.address} is on {each.function.driver}, and mode drm moves no device"
-            yield problem(Code.DRIVER_UNSUITABLE, f"{what} from there to {wanted}")
+            found = problem(Code.DRIVER_UNSUITABLE, f"{what} from there to {wanted}")
+            hint = "name no driver, and it is claimed on the one that it has"
+            yield structs.replace(found, hint=hint)
 
 
 def _active_vfs(case: Case) -> Iterator[Problem]:

@@ -415,6 +415,13 @@ ALLOWED: tuple[tuple[str, Sequence[Chip], Change, Prepare], ...] = (
 )
 
 
+def test_a_device_that_stays_on_its_driver_is_not_said_to_get_the_best_one() -> None:
+    world = World(Chip(GPU))
+    (problem,) = world.answers[world.ask(drm(driver="i915"))].problems
+    assert problem.hint == "name no driver, and it is claimed on the one that it has"
+    assert world.answers[world.ask(drm())].ok
+
+
 @pytest.mark.parametrize(
     ("chips", "change", "order", "code", "sentence"),
     [pytest.param(*row, id=id_) for id_, *row in REFUSED],
