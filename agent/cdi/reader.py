@@ -177,7 +177,8 @@ class Reader:
     def _directories(self) -> Iterator[Directory | ForeignFile]:
         """Every directory once, open for as long as the caller looks at it, or why it is closed."""
         seen: set[tuple[int, int]] = set()
-        recorded = self._ledger.record.directories
+        # Where nothing of ours is left, another instance may be at home by now.
+        recorded = [path for path, names in self._ledger.record.directories.items() if names]
         for path in dict.fromkeys((self._directory, *self._others, *recorded)):
             try:
                 directory = Directory.open(path)
@@ -246,14 +247,15 @@ class Reader:
         self, directory: Directory, real: str, entry: Entry, path: str
     ) -> SpecFile | ForeignFile | str | None:
         own = directory.path == self._directory
+        is_looked_into = own or directory.path in self._others
         content = self._content(directory, real, entry, path)
         if content is None:
             return None
-        if self._is_recorded(real, entry) or self._is_recognised(real, entry, path, content):
+        if self._is_recorded(real, entry) or (
+            is_looked_into and self._is_recognised(real, entry, path, content)
+        ):
             return self._our_file(real, entry, path, content) if own else path
-        if own or directory.path in self._others:
-            return self._foreign_file(path, content, own=own)
-        return None
+        return self._foreign_file(path, content, own=own) if is_looked_into else None
 
     def _is_recorded(self, real: str, entry: Entry) -> bool:
         return entry.name.startswith(PREFIX) and self._ledger.record.knows(real, entry.name)

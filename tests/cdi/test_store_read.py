@@ -12,7 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from agent.cdi.directory import Directory
-from agent.cdi.files import Disk, ForeignFile, SpecFile
+from agent.cdi.files import PREFIX, DeleteSpec, Disk, ForeignFile, SpecFile
 from agent.cdi.reader import MAX_FOREIGN_SIZE
 from agent.cdi.render import render
 from agent.cdi.store import Store
@@ -438,6 +438,24 @@ def test_after_two_moves_our_file_in_a_directory_that_no_setting_names_is_left_o
     disk = store.read()
     assert disk.leftovers == (str(place.path.resolve()),)
     assert disk.foreign == ()
+
+
+def test_another_instance_in_a_directory_that_was_left_is_left_alone(
+    place: Place, tmp_path: Path
+) -> None:
+    """What says there that cdi-agent wrote it was written by the other one."""
+    publish(place, 1)
+    left = Store(tmp_path / "new", place.state, ())
+    (leftover,) = left.read().leftovers
+    (place.directory / f"{PREFIX}other.com-gpu.yaml").write_bytes(content_of(2))
+    assert left.read().leftovers == (leftover,)
+    asyncio.run(left.apply(DeleteSpec(leftover, None)))
+    asyncio.run(left.save_record())
+    other = Store(place.directory, tmp_path / "state-of-other", ())
+    asyncio.run(other.apply(place.write(1)))
+    (place.directory / f"{PREFIX}.0123456789abcdef.tmp").touch()
+    for store in (left, Store(tmp_path / "new", place.state, ())):
+        assert store.read().leftovers == ()
 
 
 # --- cost -----------------------------------------------------------------------------------------
