@@ -308,18 +308,14 @@ def _in_the_way(turn: Turn, claim: Claim, inspection: Inspection) -> Problem | N
     for state in states:
         if turn.seen.inventory.functions[state.address].virtfns:
             return problem(Code.ACTIVE_VFS, f"{state.address} has VFs, which would vanish")
-    found = (*_needed(turn, claim), *find_no_means(inspection), *find_holders(inspection))
-    return next(iter(found), None) if states else None
+    found = (*find_no_means(inspection), *find_holders(inspection)) if states else ()
+    return next(iter((*_needed(turn, claim), *found)), None)
 
 
 def _needed(turn: Turn, claim: Claim) -> Iterator[Problem]:
-    """Which other claims need that functions stay without a driver of the host.
-
-    What has failed is undone all the same.
-    """
-    if claim.problem is not None:
-        return
-    goals = {each.address: goal_back(each.origin).driver for each in _to_unbind(turn, claim)}
+    """Which other claims need that functions stay without a driver of the host."""
+    away = [each.origin for each in claim.moving if _is_away(turn, each)]
+    goals = {origin.address: goal_back(origin).driver for origin in away}
     inventory = turn.seen.inventory
     going = [
         inventory.functions[address]

@@ -472,11 +472,38 @@ def test_a_release_waits_for_another_claim_that_needs_the_group() -> None:
             assert codes(answer) == [Code.CLAIMED]
             assert "claim other" in answer.problems[0].sentence
             assert world.chips[GPU].driver == "vfio-pci"
+            world.start()
+            world.run(patience=5)
+            assert world.chips[GPU].driver == "vfio-pci", "nor does another start take it"
             assert published[OTHER_GPU] == world.specs[OTHER_GPU]
             assert ask(world, Release("other")).ok
             world.run()
         assert "vm" not in world.claims.live
         assert world.chips[GPU].driver == "xe"
+
+
+@pytest.mark.parametrize("step", [Step.UNBIND, Step.PROBE])
+def test_what_is_undone_waits_for_another_claim_that_needs_the_group(step: Step) -> None:
+    """Its device is on VFIO or on no driver, and harms nobody so."""
+    world = World(Chip(GPU), Chip(OTHER_GPU, driver="vfio-pci"))
+    published = dict(world.specs)
+    world.faults.append((lambda write: write.step is step, hangs))
+    failed = world.post(PREPARE)
+    world.run(patience=5)
+    assert Code.HUNG in codes(world.answers[failed])
+    world.faults.clear()
+    world.chips[GPU].driver = None  # as far as the kernel has come
+    assert ask_briefly(world, Prepare("other", HoldMode.VFIO, (OTHER_GPU,))).ok
+    held = dict(world.specs)
+    world.let_go(GPU, done=False)
+    world.run(patience=5)
+    assert world.chips[GPU].driver is None
+    assert world.specs == held
+    assert ask(world, Release("other")).ok
+    world.run()
+    assert not world.claims.live
+    assert world.chips[GPU].driver == "xe"
+    assert world.specs == published
 
 
 def test_two_claims_that_need_one_group_can_both_be_released() -> None:
