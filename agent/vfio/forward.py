@@ -144,7 +144,7 @@ def done(turn: Turn, claim: Claim) -> Claim | None:
     claim = _without_companions(turn, claim)
     changed = _changed(turn, claim)
     if changed is not None:
-        why = problem(Code.LOST, changed.sentence, address=claim.functions[0].address)
+        why = problem(Code.LOST, changed.sentence)
         claim = turn.dismiss(claim, Wants.HELD, why)
         record = structs.replace(claim.record, lost=why.sentence)
         return turn.enter(structs.replace(claim, record=record, problem=why), Phase.LOST)

@@ -136,7 +136,7 @@ HINTS: Final[Mapping[Code, str]] = {
     Code.NO_MEANS: "see to the memory, the processes and the open files of this host",
     Code.DEAD: "reset it or power-cycle the host, then `cdi-agent recover ADDRESS`",
     Code.NOT_PUBLISHED: "`cdi-agent explain ADDRESS` says what it waits for",
-    Code.LOST: "release the claim; `cdi-agent recover ADDRESS` brings back what is left of it",
+    Code.LOST: "release the claim: then it is said what is left of it and what brings that back",
     Code.ENDING: "ask again when it has gone",
     Code.CANCELLED: "",
     Code.INTERRUPTED: "",

@@ -90,7 +90,7 @@ def _claim(record: Record, now: float) -> Claim:
     )
     if record.lost:
         phase = Phase.FORGETTING if record.recovery else Phase.LOST
-        lost = problem(Code.LOST, record.lost, address=record.origins[0].address)
+        lost = problem(Code.LOST, record.lost)
         return structs.replace(claim, phase=phase, problem=lost)
     if record.done:
         return structs.replace(claim, phase=Phase.DONE)

@@ -361,7 +361,9 @@ def test_a_claim_that_somebody_else_changed_is_lost(
     assert claim.problem is not None
     assert GPU in claim.problem.sentence
     count = len(world.writes)
-    assert codes(ask(world, PREPARE)) == [Code.LOST]
+    (problem,) = ask(world, PREPARE).problems
+    assert problem.code is Code.LOST
+    assert "recover" not in problem.hint, "of a claim that is held it does nothing"
     assert codes(ask(world, Recover(AUDIO))) == [Code.CLAIMED]
     world.start()
     world.run()
