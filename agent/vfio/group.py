@@ -20,7 +20,8 @@ def companions(devices: Iterable[Function], inventory: Inventory) -> tuple[Funct
 
     A companion is an endpoint of the same IOMMU group *and* slot. Neither alone says that two
     belong together: without isolation a group spans slots, and an APU's GPU shares its slot with
-    USB. It is never the PF or a VF of a claimed one, and never storage, network or host USB.
+    USB. It is never the PF of a claimed one, and never a VF: that is a device of its own. Nor is it
+    storage, network or host USB.
     """
     devices = tuple(devices)
     claimed = {device.address for device in devices}
@@ -31,7 +32,7 @@ def companions(devices: Iterable[Function], inventory: Inventory) -> tuple[Funct
         for other in members(device, inventory)
         if other.slot == device.slot
         and other.address not in claimed | physical
-        and other.physfn not in claimed
+        and not other.is_vf
         and not _is_vital(other)
     }
     return tuple(found.values())

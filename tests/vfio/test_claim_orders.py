@@ -26,6 +26,7 @@ from tests.vfio.world import (
     OTHER_GPU,
     RELEASE,
     SHAPES,
+    VF,
     Chip,
     World,
     audio,
@@ -506,6 +507,23 @@ def test_what_is_undone_waits_for_another_claim_that_needs_the_group(step: Step)
     assert not world.claims.live
     assert world.chips[GPU].driver == "xe"
     assert world.specs == published
+
+
+def test_another_vf_of_the_group_moves_along_only_by_name() -> None:
+    """It is a device of its own, though it is in the same slot; somebody may be given it next."""
+    sibling = Address("0000:03:00.4")
+    world = World(
+        Chip(GPU, virtfns=(VF, sibling), driver="vfio-pci"),
+        Chip(VF, physfn=GPU),
+        Chip(sibling, physfn=GPU),
+    )
+    order = Prepare("vm", HoldMode.VFIO, (VF,))
+    (problem,) = ask(world, order).problems
+    assert problem.code is Code.GROUP_NOT_VIABLE
+    assert sibling in problem.sentence
+    assert world.chips[sibling].driver == "xe"
+    assert ask(world, structs.replace(order, named=(sibling,))).ok
+    assert world.chips[sibling].driver == "vfio-pci"
 
 
 def test_two_claims_that_need_one_group_can_both_be_released() -> None:

@@ -37,6 +37,7 @@ def inventory(*functions: Function) -> Inventory:
         pytest.param(of_class(0x020000), False, id="network"),
         pytest.param(of_class(0x0C0330), False, id="host-usb"),
         pytest.param(of_class(0x038000, physfn=GPU), False, id="its-vf"),
+        pytest.param(of_class(0x038000, physfn=OTHER_GPU), False, id="another-vf"),
     ],
 )
 def test_a_companion_is_of_the_same_group_and_slot(other: Function, *, moves_along: bool) -> None:
