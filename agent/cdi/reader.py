@@ -300,8 +300,8 @@ class Reader:
             key = _key(entry.status) + _key(status)
             stable = status.st_ctime_ns < now - _COARSE
             content = _understood(entry.name, data, old, key=key, stable=stable)
-        if old is not None and entry.is_link and _leads_to_ours(real, entry.name):
-            content = _with_earlier(content, old)
+        if old is not None and entry.is_link and not self._is_recorded(real, entry):
+            content = _with_earlier(content, old) if _leads_to_ours(real, entry.name) else content
         self._contents[path] = content
         self._seen.add(path)
         return content
@@ -377,7 +377,7 @@ def _with_earlier(content: _Content, old: _Content) -> _Content:
     It doubles whatever we publish. Were it believed to define nothing once that is withdrawn, the
     same would be published and withdrawn for ever.
     """
-    now, before = content.peeked or Peek(None), old.peeked or Peek(None)
+    now, before = (each.peeked or peek(each.data or b"") for each in (content, old))
     peeked = Peek(now.kind or before.kind, now.names | before.names)
     return content if peeked.kind is None else msgspec.structs.replace(content, peeked=peeked)
 

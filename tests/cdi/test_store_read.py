@@ -303,20 +303,20 @@ def test_a_link_to_a_foreign_file_is_read_as_consumers_read_it(
     assert only(store.read()).names == {"others"}
 
 
-def test_a_link_to_our_file_defines_all_that_was_in_it(place: Place) -> None:
+@pytest.mark.parametrize("name", ["vendor.yaml", f"{PREFIX}vendor.yaml"])
+def test_a_link_to_our_file_defines_all_that_was_in_it(place: Place, name: str) -> None:
     """Else what it doubles would be withdrawn and published for ever."""
     publish(place, 1)
-    (place.directory / "vendor.yaml").symlink_to(place.path.name)
+    link = place.directory / name
+    link.symlink_to(place.path.name)
     store = place.store()
     assert only(store.read()).names == {"card1"}
     place.path.write_bytes(content_of(2))
     assert only(store.read()).names == {"card1", "card2"}
     place.path.unlink()
     for _ in range(2):
-        assert only(store.read()) == ForeignFile(
-            str(place.directory / "vendor.yaml"), GPU, frozenset({"card1", "card2"})
-        )
-    (place.directory / "vendor.yaml").unlink()
+        assert only(store.read()) == ForeignFile(str(link), GPU, frozenset({"card1", "card2"}))
+    link.unlink()
     assert store.read().foreign == ()
 
 
