@@ -52,6 +52,25 @@ def read_back(
     return published, tuple(withheld)
 
 
+def is_as_left(disk: Disk, planned: Disk, acts: Acts) -> bool:
+    """Whether a reading finds what a pass has left; if not, others have changed it meanwhile.
+
+    Their messages cannot be told from those of our own writes: both came before the reading.
+
+    Args:
+        disk: What was read after all was done.
+        planned: What the pass went by.
+        acts: What was done. Of what could not be, nothing is known.
+    """
+    left: dict[str, bytes | None] = {path: file.content for path, file in planned.ours.items()}
+    for action in acts.done:
+        left[action.path] = action.content if isinstance(action, WriteSpec) else None
+    found = {path: file.content for path, file in disk.ours.items()}
+    paths = (left.keys() | found.keys()) - {action.path for action, _ in acts.failures}
+    foreign = tuple(file for file in planned.foreign if file.path not in left)
+    return disk.foreign == foreign and all(left.get(path) == found.get(path) for path in paths)
+
+
 def is_starting(inventory: Inventory, withheld: Iterable[Withheld]) -> bool:
     """Whether something that the start has to wait for is still under way.
 

@@ -26,7 +26,15 @@ from agent.errors import AgentError, LookError, StoreError
 from agent.host.hints import EVERYTHING, Hint, Scope, scope_of, widen
 from agent.host.model import DeviceNumber, Hold, Inventory
 from agent.reconcile import early
-from agent.reconcile.account import Acts, is_news, is_starting, line_of, read_back, report_of
+from agent.reconcile.account import (
+    Acts,
+    is_as_left,
+    is_news,
+    is_starting,
+    line_of,
+    read_back,
+    report_of,
+)
 from agent.reconcile.acting import Actor
 from agent.reconcile.desk import Desk, Published
 from agent.reconcile.messages import (
@@ -103,6 +111,9 @@ class Reconciler:
         """When the latest reading of the spec directories began."""
         self._unread: Mapping[Key, str] = {}
         """What may have been written to disk and could not be read back."""
+        self._looks_again = False
+        """Others have changed the directories while the latest pass wrote; said once in a row, lest
+        a disk that keeps no mode is written to for ever."""
         self._unprepared = ""
         self._troubles = Troubles()
         self._actor = Actor(clock)
@@ -236,9 +247,11 @@ class Reconciler:
         acts.withdrawn_at = self._clock()
         self._unread = decision.published
         await self._perform(decision.publications, acts)
+        planned = disk
         if acts.done:
             disk = await self._read_again()
         self._unread = {}
+        self._looks_again = not (self._looks_again or is_as_left(disk, planned, acts))
 
         # Account.
         state = self._next_state(inventory, wanted, disk, decision, acts)
@@ -433,6 +446,8 @@ class Reconciler:
         wakes = [retry.at for retry in retries.values()]
         if decision.wake_at is not None:
             wakes.append(decision.wake_at)
+        if self._looks_again:
+            wakes.append(self._clock())
         starting = is_starting(inventory, withheld)
         self._schedule.passed(wakes, self._rules, self._clock(), starting=starting)
         return State(

@@ -4,7 +4,7 @@ import asyncio
 import functools
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -28,6 +28,7 @@ from tests.reconcile.rig import Rig
 
 B50, B60 = "0000:03:00.0", "0000:07:00.0"
 MI, NPU = "0001:c1:00.0", "0000:00:0b.0"
+GPU_FILE = "cdi-agent_intel.com-gpu.yaml"
 NAME_B50, NAME_B60 = "0000-03-00-0-0xe212", "0000-07-00-0-0xe211"
 
 
@@ -44,6 +45,47 @@ async def one_gpu(rig: Rig) -> Rig:
     await rig.quiet()
     assert rig.published() == {"intel.com/gpu": [NAME_B50]}
     return rig
+
+
+@pytest.fixture
+async def two_gpus(rig: Rig) -> Rig:
+    """A host with two published GPUs."""
+    await rig.do(rig.kernel.plug, *arc_b50(), *arc_b60())
+    await rig.quiet()
+    assert rig.published() == {"intel.com/gpu": [NAME_B50, NAME_B60]}
+    return rig
+
+
+def closed_to_others(rig: Rig) -> None:
+    (rig.specs / GPU_FILE).chmod(0o600)
+
+
+def defined_twice(rig: Rig) -> None:
+    edits = "{deviceNodes: [{path: /dev/null}]}"
+    device = f"{{name: {NAME_B60}, containerEdits: {edits}}}"
+    text = f"cdiVersion: 0.6.0\nkind: intel.com/gpu\ndevices: [{device}]\n"
+    (rig.specs / "vendor.yaml").write_text(text)
+
+
+SEEN: dict[Callable[[Rig], None], Callable[[Rig], bool]] = {
+    closed_to_others: lambda rig: (rig.specs / GPU_FILE).stat().st_mode & 0o777 == 0o644,
+    defined_twice: lambda rig: rig.reasons().get(B60) is Reason.FOREIGN_DUPLICATE,
+}
+"""What is so when the agent has seen a change by others."""
+
+
+async def started_with_one_gpu_less(rig: Rig) -> "asyncio.Task[None]":
+    """Let the agent run on, and one GPU go, so that its file is written anew."""
+    while not rig.reports.empty():
+        rig.reports.get_nowait()
+    running = asyncio.create_task(rig.reconciler.run())
+    assert (await asyncio.wait_for(rig.reports.get(), 10)).reasons == {"start": 1}
+    await rig.do(rig.kernel.unbind, B50)
+    for hint in rig.hints():
+        rig.inbox.hint(hint)
+    while not (await asyncio.wait_for(rig.reports.get(), 10)).withdrew:
+        pass
+    return running
 
 
 async def test_the_only_gpu_goes_to_vfio_and_comes_back(one_gpu: Rig) -> None:
@@ -419,6 +461,44 @@ class TestRun:
         rig.inbox.order(Stop())
         await asyncio.wait_for(rig.reconciler.run(), 10)
         assert rig.reconciler.snapshot().passes == 1
+
+    @pytest.mark.parametrize("change", [closed_to_others, defined_twice])
+    async def test_what_others_change_while_a_pass_writes_is_seen_at_once(
+        self, two_gpus: Rig, monkeypatch: pytest.MonkeyPatch, change: Callable[[Rig], None]
+    ) -> None:
+        """Its message is older than the reading that ends the pass, as those of our own writes."""
+        is_right = functools.partial(SEEN[change], two_gpus)
+        apply = two_gpus.store.apply
+
+        async def apply_and_change(action: Action) -> None:
+            await apply(action)
+            if action.path.endswith(GPU_FILE):
+                monkeypatch.setattr(two_gpus.store, "apply", apply)
+                await two_gpus.do(change, two_gpus)
+
+        monkeypatch.setattr(two_gpus.store, "apply", apply_and_change)
+        running = await started_with_one_gpu_less(two_gpus)
+        while not is_right():
+            await asyncio.wait_for(two_gpus.reports.get(), 10)
+        two_gpus.inbox.order(Stop())
+        await running
+
+    async def test_a_disk_that_keeps_no_mode_is_not_written_to_again_and_again(
+        self, two_gpus: Rig, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        apply = two_gpus.store.apply
+
+        async def apply_and_change(action: Action) -> None:
+            await apply(action)
+            if action.path.endswith(GPU_FILE):
+                await two_gpus.do(closed_to_others, two_gpus)
+
+        monkeypatch.setattr(two_gpus.store, "apply", apply_and_change)
+        running = await started_with_one_gpu_less(two_gpus)
+        assert (await asyncio.wait_for(two_gpus.reports.get(), 10)).wrote, "it is tried once more"
+        two_gpus.inbox.order(Stop())
+        await running
+        assert two_gpus.reports.empty()
 
     async def test_a_record_that_takes_its_time_holds_up_nothing(self, one_gpu: Rig) -> None:
         """The disk of the state directory hangs in ``fsync``; specs lie on another."""
