@@ -223,7 +223,7 @@ async def test_who_has_asked_may_wait_for_the_answer(request_: bytes) -> None:
         (connection,) = r.server._open  # noqa: SLF001 - to wait for the end of it would take a minute
 
         def left() -> float:
-            deadline = connection._deadline  # noqa: SLF001 - as above
+            deadline = connection._deadline  # noqa: SLF001 - it has no other sign
             assert deadline is not None
             return deadline.when() - asyncio.get_running_loop().time()
 
