@@ -165,9 +165,10 @@ async def test_a_write_that_waits_its_turn_at_the_end_is_not_begun(host: Host) -
     others = await asyncio.to_thread(children)
     async with rig(host) as at:
         at.start(*(probe(each) for each in addresses))
-        begun = functools.partial(asyncio.to_thread, children)
-        while len(await begun()) - len(others) < 16:  # noqa: ASYNC110 - nothing else tells of it
+        begun = 0
+        while begun < 16:  # noqa: ASYNC110 - nothing tells that another child has begun
             await asyncio.sleep(0.001)
+            begun = len(await asyncio.to_thread(children)) - len(others)
         finishing = asyncio.create_task(at.worker.finish())
         await asyncio.to_thread(_read_until, host.probe, finishing.done)
         await finishing
