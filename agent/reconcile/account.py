@@ -60,15 +60,15 @@ def is_as_left(disk: Disk, planned: Disk, acts: Acts) -> bool:
     Args:
         disk: What was read after all was done.
         planned: What the pass went by.
-        acts: What was done. Of what could not be, nothing is known.
+        acts: What was done.
     """
     left: dict[str, bytes | None] = {path: file.content for path, file in planned.ours.items()}
     for action in acts.done:
         left[action.path] = action.content if isinstance(action, WriteSpec) else None
     found = {path: file.content for path, file in disk.ours.items()}
-    paths = (left.keys() | found.keys()) - {action.path for action, _ in acts.failures}
     foreign = tuple(file for file in planned.foreign if file.path not in left)
-    return disk.foreign == foreign and all(left.get(path) == found.get(path) for path in paths)
+    present = {path: content for path, content in left.items() if content is not None}
+    return (disk.foreign, found) == (foreign, present)
 
 
 def is_starting(inventory: Inventory, withheld: Iterable[Withheld]) -> bool:
