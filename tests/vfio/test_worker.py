@@ -166,7 +166,7 @@ async def test_a_write_that_waits_its_turn_at_the_end_is_not_begun(host: Host) -
     async with rig(host) as at:
         at.start(*(probe(each) for each in addresses))
         begun = 0
-        while begun < 16:  # noqa: ASYNC110 - nothing tells that another child has begun
+        while begun < 16:  # nothing tells that another child has begun
             await asyncio.sleep(0.001)
             begun = len(await asyncio.to_thread(children)) - len(others)
         finishing = asyncio.create_task(at.worker.finish())
